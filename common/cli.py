@@ -1,0 +1,106 @@
+"""The command line, the same for every script: the fields of its Config and the options of a run."""
+
+import argparse
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from common.checkpoint import read_config, read_record
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run does besides training."""
+
+    num_seeds: int = 1  # lanes trained side by side; lane i has the key jax.random.key(seed + i)
+    seed: int = 0  # of the first lane
+    out: str = "runs"  # results go to OUT/<script>/<env>/NAME
+    name: str = ""  # folder of this run; empty: date and time
+    num_segments: int = 0  # calls of the compiled program, the host talks between them; 0: calls of about a second
+    eval_episodes: int = 32  # greedy episodes per seed at the end; 0: no evaluation
+    checkpoint_every: float = (
+        60.0  # seconds between checkpoints; 0: after every segment. There is always one at the end
+    )
+    resume: str = ""  # folder of a run to continue, or to lengthen with a larger --total-timesteps
+    wandb: Literal["disabled", "offline", "online"] = "disabled"  # offline needs no account and no network
+    wandb_project: str = "single-file-jax-rl"  # project that the run is logged to
+    wandb_per_seed: bool = False  # one wandb run per seed in one group, instead of one run with curves over seeds
+
+    def __post_init__(self):
+        if self.num_seeds < 1:
+            raise ValueError(f"num_seeds must be at least 1, not {self.num_seeds}")
+        if not 0 <= self.seed <= 2**32 - self.num_seeds:
+            raise ValueError(f"seed must be between 0 and 2**32 - num_seeds, not {self.seed}")
+        for name in ("num_segments", "eval_episodes", "checkpoint_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+
+
+MAY_CHANGE = {
+    "out",
+    "name",
+    "num_segments",
+    "eval_episodes",
+    "checkpoint_every",
+    "resume",
+    "wandb",
+    "wandb_project",
+    "wandb_per_seed",
+}
+
+
+def parse(script: str, config_class: type, presets: dict[str, dict[str, Any]]) -> tuple[Any, Options]:
+    """Read sys.argv. The defaults are the preset of the chosen environment, or with --resume the settings of that run.
+
+    Raises:
+        ValueError: no run to resume, or one that was started with other settings.
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--env", default=config_class().env)
+    first.add_argument("--resume", default="")
+    known, _ = first.parse_known_args()
+    if known.resume:
+        record = read_record(Path(known.resume))
+        if record["algorithm"] != Path(script).stem:
+            raise ValueError(f"{known.resume} is a run of {record['algorithm']}.py, not of {Path(script).stem}.py")
+        config = read_config(config_class, record)
+        options = Options(num_seeds=record["num_seeds"], seed=record["seed"])
+    else:
+        config = dataclasses.replace(config_class(), env=known.env, **presets.get(known.env, {}))
+        options = Options()
+
+    @dataclass(frozen=True)
+    class Arguments:
+        run: Annotated[Options, tyro.conf.arg(name="")]
+        algorithm: Annotated[config_class, tyro.conf.arg(name="")]
+
+    name = Path(script).stem
+    arguments = tyro.cli(
+        Arguments,
+        prog=f"python {Path(script).name}",
+        description=f"Train {name.upper()} on a gymnax environment. Defaults are those of {config.env}.",
+        default=Arguments(options, config),
+    )
+    if known.resume:
+        _check_unchanged(known.resume, (config, options), (arguments.algorithm, arguments.run))
+    return arguments.algorithm, arguments.run
+
+
+def _check_unchanged(directory: str, saved: tuple, given: tuple) -> None:
+    for old, new in zip(saved, given, strict=True):
+        for field in dataclasses.fields(old):
+            before, after = getattr(old, field.name), getattr(new, field.name)
+            if before == after or field.name in MAY_CHANGE or (field.name == "total_timesteps" and after > before):
+                continue
+            hint = "it may only grow" if field.name == "total_timesteps" else "leave the flag out to resume"
+            raise ValueError(f"{directory} was started with {field.name} = {before}, not {after}; {hint}")
+
+
+def fail(message: str) -> None:
+    """Say what is wrong in one line and exit with status 2."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)

@@ -1,0 +1,43 @@
+"""Greedy evaluation over whole episodes."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from common.environment import Environment
+
+UNLIMITED = 10_000  # steps after which an evaluation is cut if the environment names no limit
+
+
+def evaluate(
+    env: Environment, act: Callable[[jax.Array], jax.Array], key: jax.Array, num_episodes: int
+) -> dict[str, jax.Array]:
+    """Play one whole episode in each of `num_episodes` environments, so that short episodes do not count more often.
+
+    Args:
+        act: obs [num_episodes, *obs_shape] -> action [num_episodes, ...] in the environment's units.
+
+    Returns:
+        `episode_return` [num_episodes] float32, undiscounted and raw, and `episode_length` [num_episodes] int32.
+    """
+    reset_key, step_key = jax.random.split(key)
+    limit = env.max_episode_steps or UNLIMITED
+
+    def playing(carry):
+        step, _, _, finished, _, _ = carry
+        return (step < limit) & ~finished.all()
+
+    def play(carry):
+        step, obs, env_state, finished, episode_return, episode_length = carry
+        keys = jax.random.split(jax.random.fold_in(step_key, step), num_episodes)
+        obs, env_state, reward, terminated, truncated, _ = env.step(keys, env_state, act(obs))
+        episode_return = episode_return + jnp.where(finished, 0.0, reward)
+        episode_length = episode_length + ~finished
+        return step + 1, obs, env_state, finished | terminated | truncated, episode_return, episode_length
+
+    obs, env_state = env.reset(jax.random.split(reset_key, num_episodes))
+    start = (jnp.int32(0), obs, env_state, jnp.zeros(num_episodes, bool))
+    totals = (jnp.zeros(num_episodes, jnp.float32), jnp.zeros(num_episodes, jnp.int32))
+    *_, episode_return, episode_length = jax.lax.while_loop(playing, play, start + totals)
+    return {"episode_return": episode_return, "episode_length": episode_length}

@@ -1,0 +1,72 @@
+"""Running mean and variance, for observations and for the scale of rewards."""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+
+@struct.dataclass
+class RunningStatistics:
+    """Mean and variance of everything seen so far. With count 0 they are 0 and 1, so `normalize` changes nothing."""
+
+    mean: jax.Array  # [*shape] float32
+    variance: jax.Array  # [*shape] float32, population variance
+    count: jax.Array  # [] int32: a float32 would stand still at 2^24
+
+
+def init_statistics(shape: tuple[int, ...]) -> RunningStatistics:
+    """Statistics of nothing yet, for items of this shape."""
+    return RunningStatistics(
+        mean=jnp.zeros(shape, jnp.float32), variance=jnp.ones(shape, jnp.float32), count=jnp.int32(0)
+    )
+
+
+def update_statistics(statistics: RunningStatistics, batch: jax.Array) -> RunningStatistics:
+    """Add a batch [..., *shape]; any chunking of the same data gives the same result (Chan et al. 1979, parallel variance)."""
+    shape = statistics.mean.shape
+    batch = batch.astype(jnp.float32).reshape(-1, *shape)
+    total = statistics.count + batch.shape[0]
+    new_share = batch.shape[0] / total.astype(jnp.float32)
+    delta = batch.mean(axis=0) - statistics.mean
+    variance = (
+        (1 - new_share) * statistics.variance + new_share * batch.var(axis=0) + (1 - new_share) * new_share * delta**2
+    )
+    return RunningStatistics(mean=statistics.mean + new_share * delta, variance=variance, count=total)
+
+
+def normalize(statistics: RunningStatistics, x: jax.Array, clip: float = 10.0) -> jax.Array:
+    """(x - mean) / std, clipped; x [..., *shape]. The 1e-8 keeps constant features finite."""
+    x = (x.astype(jnp.float32) - statistics.mean) * jax.lax.rsqrt(statistics.variance + 1e-8)
+    return jnp.clip(x, -clip, clip)
+
+
+@struct.dataclass
+class RewardScaling:
+    """Statistics of the running discounted return of each environment."""
+
+    statistics: RunningStatistics  # of the discounted return, shape []
+    discounted_return: jax.Array  # [num_envs]
+
+
+def init_reward_scaling(num_envs: int) -> RewardScaling:
+    """Nothing seen yet."""
+    return RewardScaling(statistics=init_statistics(()), discounted_return=jnp.zeros(num_envs, jnp.float32))
+
+
+def scale_rewards(
+    scaling: RewardScaling, reward: jax.Array, done: jax.Array, gamma: float
+) -> tuple[RewardScaling, jax.Array]:
+    """Divide rewards [num_steps, num_envs] by the std of the running discounted return, without centring (Engstrom et al. 2020).
+
+    The return is started anew *after* the last reward of an episode has been counted. done: terminated | truncated.
+    """
+
+    def accumulate(discounted_return, step):
+        reward, done = step
+        discounted_return = gamma * discounted_return + reward
+        return jnp.where(done, 0.0, discounted_return), discounted_return
+
+    discounted_return, returns = jax.lax.scan(accumulate, scaling.discounted_return, (reward, done))
+    statistics = update_statistics(scaling.statistics, returns)
+    scaled = jnp.clip(reward * jax.lax.rsqrt(statistics.variance + 1e-8), -10.0, 10.0)
+    return RewardScaling(statistics=statistics, discounted_return=discounted_return), scaled

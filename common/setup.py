@@ -1,0 +1,75 @@
+"""A run before it starts: everything that is asked for is checked here, before anything is compiled."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from common.cli import Options, parse
+from common.files import write_atomically
+from common.lanes import Lanes, make_lanes
+from common.tracking import Tracker
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run that is ready to start: everything that has been asked for has been checked."""
+
+    script: str
+    config: Any
+    options: Options
+    algorithm: Any
+    directory: Path
+    lanes: Lanes
+    keys: jax.Array  # [num_lanes]
+    tracker: Tracker
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of the lanes, in order."""
+        return list(range(self.options.seed, self.options.seed + self.options.num_seeds))
+
+    def env_steps(self, iterations: int) -> np.ndarray:
+        """Env steps of one seed at the end of each of the first iterations, [iterations]."""
+        return np.array([self.config.env_steps(i + 1) for i in range(iterations)], np.int64)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is."""
+
+    iteration: int
+    state: Any  # of all lanes, with padding
+    metrics: dict[str, np.ndarray]  # [num_seeds, iteration]; empty at the beginning
+
+
+def prepare(script: str, config_class: type, presets: dict[str, dict[str, Any]], make: Callable) -> Setup:
+    """Check everything before anything is compiled. Raises ValueError with a line that says what to do."""
+    config, options = parse(script, config_class, presets)
+    algorithm = make(config)
+    directory = make_directory(script, config.env, options)
+    seeds = list(range(options.seed, options.seed + options.num_seeds))
+    tracker = Tracker(options, directory, dataclasses.asdict(config), seeds)
+    lanes = make_lanes(options.num_seeds)
+    keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))
+    return Setup(script, config, options, algorithm, directory, lanes, keys, tracker)
+
+
+def make_directory(script: str, env: str, options: Options) -> Path:
+    """The folder of the run, made and tried for writing. Raises ValueError if it holds a run or cannot be written."""
+    name = options.name or f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    directory = Path(options.resume) if options.resume else Path(options.out) / Path(script).stem / env / name
+    if not options.resume and (directory / "config.json").exists():
+        raise ValueError(f"{directory} holds a run; choose another --name, or continue it with --resume {directory}")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_atomically(directory / "writable", b"")
+        (directory / "writable").unlink()
+    except OSError as error:
+        raise ValueError(f"cannot write to {directory}: {error.strerror}; choose another --out") from error
+    return directory

@@ -1,0 +1,85 @@
+"""Statistics over seeds: interquartile mean and bootstrap intervals (Agarwal et al. 2021, arXiv:2108.13264), learning curves."""
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+NUM_RESAMPLES = 2000
+
+
+def iqm(x: np.ndarray, axis: int = 0) -> np.ndarray:
+    """Mean of the middle half along an axis: the lowest and highest quarter, rounded down to whole items, are left out."""
+    return stats.trim_mean(x, 0.25, axis=axis)
+
+
+def confidence_interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """95 % percentile bootstrap interval of the IQM over seeds. x [num_seeds, ...] -> low, high [...]; NaN for a single seed.
+
+    The percentile method also holds where all seeds agree (the BCa method gives NaN there). The resamples are drawn from a
+    fixed seed, so the same data give the same interval.
+    """
+    if len(x) < 2:
+        return np.full(x.shape[1:], np.nan), np.full(x.shape[1:], np.nan)
+    result = stats.bootstrap(
+        (x,), iqm, n_resamples=NUM_RESAMPLES, method="percentile", vectorized=True, batch=max(1, 10**7 // x.size), rng=0
+    )
+    return result.confidence_interval.low, result.confidence_interval.high
+
+
+def summarize(x: np.ndarray) -> dict[str, float]:
+    """One score a seed, [num_seeds], -> mean, iqm, ci_low, ci_high, min, max."""
+    low, high = confidence_interval(x)
+    return {
+        "mean": float(np.mean(x)),
+        "iqm": float(iqm(x)),
+        "ci_low": float(low),
+        "ci_high": float(high),
+        "min": float(np.min(x)),
+        "max": float(np.max(x)),
+    }
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A learning curve of the training return."""
+
+    env_steps: np.ndarray  # [num_points]
+    returns: np.ndarray  # [num_seeds, num_points], of single seeds
+    mean: np.ndarray  # [num_points]
+    iqm: np.ndarray  # [num_points]
+    ci_low: np.ndarray  # [num_points]
+    ci_high: np.ndarray  # [num_points]
+
+
+def learning_curve(
+    env_steps: np.ndarray, episode_return: np.ndarray, num_episodes: np.ndarray, num_points: int = 100
+) -> Curve:
+    """Gather iterations into at most `num_points` bins and take the statistics over seeds in each.
+
+    A bin holds the mean return of all episodes that ended in it; a seed without any keeps its last value. The curve starts
+    where every seed has ended an episode; a seed that never ends one is left out.
+
+    Args:
+        env_steps: [num_iterations], env steps of one seed at the end of the iteration.
+        episode_return: [num_seeds, num_iterations], NaN where no episode ended.
+        num_episodes: [num_seeds, num_iterations].
+    """
+    edges = np.linspace(0, len(env_steps), min(num_points, len(env_steps)) + 1).astype(int)[:-1]
+    ends = np.append(edges[1:], len(env_steps)) - 1
+    counts = np.add.reduceat(num_episodes.astype(float), edges, axis=1)
+    totals = np.add.reduceat(np.where(num_episodes > 0, episode_return * num_episodes, 0.0), edges, axis=1)
+    returns = np.where(counts > 0, totals / np.maximum(counts, 1), np.nan)  # [num_seeds, num_bins]
+    returns = returns[np.any(counts > 0, axis=1)]
+
+    last = np.maximum.accumulate(np.where(np.isnan(returns), -1, np.arange(returns.shape[1])), axis=1)
+    first = int(np.max(np.argmax(last >= 0, axis=1), initial=0)) if len(returns) else returns.shape[1]
+    returns = np.take_along_axis(returns, np.maximum(last, 0), axis=1)[:, first:]
+    if returns.size == 0:
+        nothing = np.empty(0)
+        return Curve(nothing, returns[:, :0], nothing, nothing, nothing, nothing)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a diverged seed may have NaN returns
+        low, high = confidence_interval(returns)
+        return Curve(env_steps[ends][first:], returns, returns.mean(axis=0), iqm(returns), low, high)
