@@ -88,7 +88,9 @@ class Config:
         return iterations * self.steps_per_iteration
 
 
-PRESETS: dict[str, dict[str, Any]] = {}
+PRESETS: dict[str, dict[str, Any]] = {
+    "CartPole-v1": {"total_timesteps": 200_000, "num_envs": 8, "num_steps": 64, "learning_rate": 2.5e-3},
+}
 
 
 # -- Networks ----------------------------------------------------------------------------------------------------------------

@@ -22,9 +22,7 @@ class Options:
     name: str = ""  # folder of this run; empty: date and time
     num_segments: int = 0  # calls of the compiled program, the host talks between them; 0: calls of about a second
     eval_episodes: int = 32  # greedy episodes per seed at the end; 0: no evaluation
-    checkpoint_every: float = (
-        60.0  # seconds between checkpoints; 0: after every segment. There is always one at the end
-    )
+    checkpoint_every: float = 60.0  # seconds between checkpoints, 0: after every segment; one is always left at the end
     resume: str = ""  # folder of a run to continue, or to lengthen with a larger --total-timesteps
     wandb: Literal["disabled", "offline", "online"] = "disabled"  # offline needs no account and no network
     wandb_project: str = "single-file-jax-rl"  # project that the run is logged to
@@ -73,21 +71,20 @@ def parse(script: str, config_class: type, presets: dict[str, dict[str, Any]]) -
         config = dataclasses.replace(config_class(), env=known.env, **presets.get(known.env, {}))
         options = Options()
 
-    @dataclass(frozen=True)
-    class Arguments:
-        run: Annotated[Options, tyro.conf.arg(name="")]
-        algorithm: Annotated[config_class, tyro.conf.arg(name="")]
-
     name = Path(script).stem
-    arguments = tyro.cli(
-        Arguments,
+    options_type = Annotated[Options, tyro.conf.arg(help="What a run does besides training.")]
+    config_type = Annotated[config_class, tyro.conf.arg(help=f"{name.upper()} itself.")]
+    arguments = dataclasses.make_dataclass("Arguments", [("run", options_type), (name, config_type)])
+    given = tyro.cli(
+        tyro.conf.OmitArgPrefixes[arguments],
         prog=f"python {Path(script).name}",
-        description=f"Train {name.upper()} on a gymnax environment. Defaults are those of {config.env}.",
-        default=Arguments(options, config),
+        description=f"Train {name.upper()} on a gymnax environment. The defaults are those of {config.env}.",
+        default=arguments(options, config),
     )
+    given_config, given_options = getattr(given, name), given.run
     if known.resume:
-        _check_unchanged(known.resume, (config, options), (arguments.algorithm, arguments.run))
-    return arguments.algorithm, arguments.run
+        _check_unchanged(known.resume, (config, options), (given_config, given_options))
+    return given_config, given_options
 
 
 def _check_unchanged(directory: str, saved: tuple, given: tuple) -> None:

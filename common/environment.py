@@ -87,7 +87,7 @@ def make_env(name: str) -> Environment:
         ValueError: unknown name (the nearest ones are suggested), or a space that the scripts cannot use.
     """
     if name not in gymnax.registered_envs:
-        near = difflib.get_close_matches(name, gymnax.registered_envs, n=3, cutoff=0.4) or gymnax.registered_envs
+        near = difflib.get_close_matches(name, gymnax.registered_envs, n=3) or gymnax.registered_envs
         raise ValueError(f"unknown environment {name!r}; did you mean {' or '.join(near)}?")
     try:
         env, params = gymnax.make(name)

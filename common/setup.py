@@ -13,7 +13,7 @@ import numpy as np
 from common.cli import Options, parse
 from common.files import write_atomically
 from common.lanes import Lanes, make_lanes
-from common.tracking import Tracker
+from common.tracking import Tracker, check_wandb
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ def prepare(script: str, config_class: type, presets: dict[str, dict[str, Any]],
     """Check everything before anything is compiled. Raises ValueError with a line that says what to do."""
     config, options = parse(script, config_class, presets)
     algorithm = make(config)
+    check_wandb(options.wandb)
     directory = make_directory(script, config.env, options)
     seeds = list(range(options.seed, options.seed + options.num_seeds))
     tracker = Tracker(options, directory, dataclasses.asdict(config), seeds)

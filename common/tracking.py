@@ -1,7 +1,6 @@
 """Weights & Biases, fed by the host between segments."""
 
 import importlib.util
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +10,39 @@ from common.cli import Options
 from common.statistics import iqm
 
 
-class Tracker:
-    """Logs metrics on env steps: the IQM over seeds in one run, or one run for each seed in a group.
+def check_wandb(mode: str) -> None:
+    """Raises ValueError if wandb is asked for and not installed, or online and not logged in."""
+    if mode == "disabled":
+        return
+    if importlib.util.find_spec("wandb") is None:
+        raise ValueError(f"--wandb {mode} needs the package wandb: pip install wandb")
+    if mode == "online" and not _is_logged_in():
+        raise ValueError("--wandb online needs an account: run `wandb login` first, or use --wandb offline")
 
-    Raises:
-        ValueError: wandb is asked for and not installed, or online and not logged in.
-    """
+
+def _is_logged_in() -> bool:
+    import wandb
+
+    try:
+        return wandb.login(prompt=False, verify=False)
+    except wandb.errors.Error:
+        return False
+
+
+class Tracker:
+    """Logs metrics on env steps: the IQM over seeds in one run, or one run for each seed in a group."""
 
     def __init__(self, options: Options, directory: Path, config: dict[str, Any], seeds: list[int]):
         self.runs = []
-        self.per_seed, mode = options.wandb_per_seed, options.wandb
-        if mode == "disabled":
+        self.per_seed = options.wandb_per_seed
+        if options.wandb == "disabled":
             return
-        if importlib.util.find_spec("wandb") is None:
-            raise ValueError(f"--wandb {mode} needs the package wandb: pip install wandb")
-        import wandb
+        import wandb  # half a second that a run without it need not wait
 
-        if mode == "online" and not (os.environ.get("WANDB_API_KEY") or wandb.api.api_key):
-            raise ValueError("--wandb online needs an account: run `wandb login` first, or use --wandb offline")
         group = f"{config['env']}-{directory.name}"
         for name, seed in [(f"{group}-seed{seed}", seed) for seed in seeds] if self.per_seed else [(group, seeds[0])]:
             run = wandb.init(
-                mode=mode,
+                mode=options.wandb,
                 project=options.wandb_project,
                 name=name,
                 group=group,

@@ -1,0 +1,86 @@
+"""Replay a saved policy: python -m common.render runs/ppo/CartPole-v1/NAME --seed-index 3 --out episode.gif"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import matplotlib
+import numpy as np
+import tyro
+from gymnax.visualize import Visualizer
+from gymnax.visualize.vis_gym import SUPPORTED_GYM_ENVS
+
+from common.checkpoint import load
+from common.cli import fail
+from common.environment import Environment, make_env
+from common.evaluation import UNLIMITED
+
+DRAWABLE = {
+    *SUPPORTED_GYM_ENVS,
+    *(f"{game}-MinAtar" for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")),
+    *("Catch-bsuite", "FourRooms-misc", "MetaMaze-misc", "PointRobot-misc", "Pong-misc"),
+}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Replay one greedy episode of a saved policy as an animation."""
+
+    run: Annotated[str, tyro.conf.Positional]  # folder that a training run wrote
+    seed_index: int = 0  # which of its seeds, counted from 0
+    out: str = "episode.gif"  # file to write
+    episode_seed: int = 0  # another number, another episode
+    max_steps: int = 500  # the animation stops here if the episode goes on
+
+
+def play_episode(env: Environment, act: Any, key: jax.Array, max_steps: int) -> tuple[list[Any], np.ndarray]:
+    """Play one episode greedily.
+
+    Returns:
+        the gymnax states before each step, and the rewards summed up to each step [num_frames].
+    """
+    reset_key, *step_keys = jax.random.split(key, max_steps + 1)
+    obs, env_state = jax.jit(env.reset)(reset_key[None])
+
+    @jax.jit
+    def step(key, obs, env_state):
+        obs, env_state, reward, terminated, truncated, _ = env.step(key[None], env_state, act(obs))
+        return obs, env_state, reward[0], (terminated | truncated)[0]
+
+    states, rewards = [], []
+    for step_key in step_keys:
+        states.append(jax.tree.map(lambda x: np.asarray(x[0]), env_state.env_state))
+        obs, env_state, reward, done = step(step_key, obs, env_state)
+        rewards.append(float(reward))
+        if done:
+            break
+    return states, np.cumsum(rewards)
+
+
+def main() -> None:
+    """The command line. Exits with status 2 and one line where the input is bad."""
+    arguments = tyro.cli(Arguments, prog="python -m common.render")
+    try:
+        config, algorithm, state = load(arguments.run, arguments.seed_index)
+        if config.env not in DRAWABLE:
+            raise ValueError(f"gymnax cannot draw {config.env}; it draws {', '.join(sorted(DRAWABLE))}")
+        env = make_env(config.env)
+        limit = min(arguments.max_steps, env.max_episode_steps or UNLIMITED)
+        key = jax.random.key(arguments.episode_seed)
+        states, returns = play_episode(env, lambda obs: algorithm.act(state, obs), key, limit)
+        os.environ.setdefault(
+            "SDL_VIDEODRIVER", "dummy"
+        )  # Gymnasium draws classic control with pygame: no window, no sound
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+        matplotlib.use("agg")
+        Path(arguments.out).parent.mkdir(parents=True, exist_ok=True)
+        Visualizer(env.env, env.params, states, returns).animate(arguments.out)
+    except (ValueError, OSError) as error:
+        fail(str(error))
+    print(f"{len(states)} steps, return {returns[-1]:.1f}, written to {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""What holds for every test."""
+
+import os
+
+import hypothesis
+import jax
+
+import common  # noqa: F401  # before any test imports gymnax: it sets the number of CPU devices
+
+jax.config.update("jax_numpy_rank_promotion", "raise")  # a [B, 1] against a [B] is a mistake, not a matrix
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("repeatable")
+
+# The tests compile far longer than they run. JAX reads this when its backend starts; set the variable to test other programs.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")

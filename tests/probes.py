@@ -1,0 +1,249 @@
+"""Small environments whose answers are known on paper, registered with gymnax as "Probe-...", after Andy Jones' probe environments.
+
+Rooms     tables: what a room pays for each of two actions, what follows, and how an episode ends. Their values are sums.
+Targets   the reward is highest at one action, which depends on the observation.
+Recorder  random observations, rewards and ends; its state remembers what happened, so a test can replay a rollout.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnax
+import jax
+import jax.numpy as jnp
+from flax import struct
+from gymnax.environments import environment, spaces
+
+UNIT_BOX = spaces.Box(-1.0, 1.0, (1,))
+
+
+@struct.dataclass
+class Params(environment.EnvParams):
+    """A limit longer than any episode here: the probes end their episodes themselves."""
+
+    max_steps_in_episode: int = 1000
+
+
+class Probe(environment.Environment):
+    """What the probes have in common."""
+
+    action: Any = spaces.Discrete(2)
+
+    @property
+    def default_params(self):
+        return Params()
+
+    def is_truncated(self, state, params):
+        return state.truncated
+
+    def action_space(self, params=None):
+        return self.action
+
+    def observation_space(self, params=None):
+        return spaces.Box(-jnp.inf, jnp.inf, self.obs_shape)
+
+
+# -- Rooms -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Room:
+    """The observation is the number of the room, one-hot."""
+
+    reward: tuple[float, float] = (1.0, 1.0)  # of each action
+    following: int | None = None  # the room after this one; None: the same
+    limit: int = 1  # the step of the episode that is the last one
+    flags: str = "terminated"  # how it ends: "terminated", "truncated" or "both"
+    start: bool = True  # whether episodes begin here
+
+
+@struct.dataclass
+class RoomState:
+    room: jax.Array
+    time: jax.Array
+    truncated: jax.Array
+
+
+class Rooms(Probe):
+    """Every episode begins in a random one of the rooms with `start`. With a continuous action only its sign counts."""
+
+    def __init__(self, rooms: list[Room], continuous: bool = False, dtype: Any = jnp.float32):
+        self.rooms, self.dtype = rooms, dtype
+        self.action = UNIT_BOX if continuous else spaces.Discrete(2)
+        self.obs_shape = (len(rooms),)
+        self.starts = [i for i, room in enumerate(rooms) if room.start]
+
+    def observe_room(self, room):
+        """Observation of a room, or of several."""
+        return jax.nn.one_hot(room, len(self.rooms), dtype=self.dtype)
+
+    def reset_env(self, key, params):
+        start = jax.random.randint(key, (), 0, len(self.starts), jnp.int32)
+        room = jnp.array(self.starts, jnp.int32)[start]
+        return self.observe_room(room), RoomState(room, jnp.int32(0), jnp.bool_(False))
+
+    def step_env(self, key, state, action, params):
+        action = (jnp.reshape(action, ()) > 0).astype(jnp.int32)
+        following = [i if room.following is None else room.following for i, room in enumerate(self.rooms)]
+        reward = jnp.array([room.reward for room in self.rooms], jnp.float32)[state.room, action]
+        last = state.time + 1 >= jnp.array([room.limit for room in self.rooms], jnp.int32)[state.room]
+        terminated = last & jnp.array([room.flags != "truncated" for room in self.rooms])[state.room]
+        truncated = last & jnp.array([room.flags != "terminated" for room in self.rooms])[state.room]
+        state = RoomState(jnp.array(following, jnp.int32)[state.room], state.time + 1, truncated)
+        return self.observe_room(state.room), state, reward, terminated, {}
+
+
+# Name -> rooms. The value of a room under the discount gamma stands beside it.
+VALUES = [
+    Room(),  # 1: a constant reward, one step
+    Room(reward=(2.0, 2.0)),  # 2: depends on the observation
+    Room(reward=(-1.0, -1.0)),  # -1
+    Room(reward=(0.0, 0.0), following=4, limit=2),  # gamma: the reward comes one step later
+    Room(limit=2, start=False),  # 1: after room 3
+]
+LIMIT = 5
+LIMITS = [
+    Room(limit=LIMIT, flags="truncated"),  # 1 / (1 - gamma): a time limit is not an end
+    Room(limit=LIMIT, flags="terminated"),  # less than half of that
+    Room(limit=LIMIT, flags="both"),  # the same
+]
+POLICIES = [
+    Room(reward=(0.0, 1.0)),  # action 1 pays
+    Room(reward=(1.0, 0.0)),  # action 0 pays
+    Room(reward=(-1.0, 0.0)),  # action 1 costs less
+]
+ENDLESS = [Room(limit=10**6, flags="truncated")]  # no episode ever ends
+HUNDREDS = [Room(reward=(100.0, 100.0), limit=5, flags="truncated")]  # every episode returns 500
+
+
+# -- Targets -----------------------------------------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class TargetState:
+    number: jax.Array
+    truncated: jax.Array
+
+
+class Targets(Probe):
+    """One step; the reward is minus the squared distance to one of two targets, in half-widths of the asymmetric box."""
+
+    low, high = (-1.0, 0.0), (3.0, 0.5)
+    targets = ((2.0, 0.1), (0.0, 0.3))
+    obs_shape = (2,)
+
+    def __init__(self):
+        self.action = spaces.Box(jnp.array(self.low), jnp.array(self.high), (2,))
+
+    def reset_env(self, key, params):
+        number = jax.random.randint(key, (), 0, 2, jnp.int32)
+        return jax.nn.one_hot(number, 2), TargetState(number, jnp.bool_(False))
+
+    def step_env(self, key, state, action, params):
+        half_width = (jnp.array(self.high) - jnp.array(self.low)) / 2
+        distance = (action - jnp.array(self.targets)[state.number]) / half_width
+        return jax.nn.one_hot(state.number, 2), state, -(distance**2).sum(), jnp.bool_(True), {}
+
+
+# -- Recorder ----------------------------------------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class RecorderState:
+    """Row i of the arrays is step i since the beginning, across episodes."""
+
+    count: jax.Array  # [] steps since the beginning
+    obs: jax.Array  # [capacity + 1, *obs_shape]; row i is what step i started from
+    action: jax.Array  # [capacity, ...] as the environment received it
+    reward: jax.Array  # [capacity]
+    terminated: jax.Array  # [capacity]
+    truncated: jax.Array  # [capacity]
+    next_obs: jax.Array  # [capacity, *obs_shape], the true one
+
+
+class Recorder(Probe):
+    """Ends of both kinds (and both at once) at random; a fixed number of steps is remembered."""
+
+    obs_shape = (3,)
+
+    def __init__(self, action: Any, capacity: int, ends: bool = True):
+        self.action, self.capacity, self.ends = action, capacity, ends
+
+    def observe_at(self, count, key):
+        """A random observation, neither centred nor of unit variance."""
+        return 2.0 * jax.random.normal(key, (3,), jnp.float32) + 1.0
+
+    def reset(self, key, params=None):
+        obs = self.observe_at(0, key)
+        state = RecorderState(
+            count=jnp.int32(0),
+            obs=jnp.zeros((self.capacity + 1, *obs.shape), jnp.float32).at[0].set(obs),
+            action=jnp.zeros((self.capacity, *self.action.shape), self.action.dtype),
+            reward=jnp.zeros(self.capacity, jnp.float32),
+            terminated=jnp.zeros(self.capacity, bool),
+            truncated=jnp.zeros(self.capacity, bool),
+            next_obs=jnp.zeros((self.capacity, *obs.shape), jnp.float32),
+        )
+        return obs, state
+
+    def step(self, key, state, action, params=None):
+        end_key, reward_key, next_key, reset_key = jax.random.split(key, 4)
+        terminated, truncated = jax.random.uniform(end_key, (2,)) < (0.25 if self.ends else 0.0)
+        reward = 3.0 * jax.random.normal(reward_key, (), jnp.float32) + jnp.sum(action) + 1.0
+        next_obs = self.observe_at(state.count + 1, next_key)
+        obs = jnp.where(terminated | truncated, self.observe_at(state.count + 1, reset_key), next_obs)
+        row = state.count
+        state = RecorderState(
+            count=row + 1,
+            obs=state.obs.at[row + 1].set(obs),
+            action=state.action.at[row].set(action),
+            reward=state.reward.at[row].set(reward),
+            terminated=state.terminated.at[row].set(terminated),
+            truncated=state.truncated.at[row].set(truncated),
+            next_obs=state.next_obs.at[row].set(next_obs),
+        )
+        return obs, state, reward, terminated, truncated, {"final_observation": next_obs}
+
+
+class Clock(Recorder):
+    """The observation is the number of the step, one-hot and starting again after `capacity` steps: each row of a rollout is its own."""
+
+    def __init__(self, capacity: int):
+        super().__init__(spaces.Discrete(2), 10 * capacity, ends=False)
+        self.obs_shape = (capacity,)
+
+    def observe_at(self, count, key):
+        return jax.nn.one_hot(count % self.obs_shape[0], self.obs_shape[0], dtype=jnp.float32)
+
+
+def recorded(env_state: Any) -> RecorderState:
+    """The record inside the environment state of a script."""
+    leaves = jax.tree.leaves(env_state, is_leaf=lambda x: isinstance(x, RecorderState))
+    return next(x for x in leaves if isinstance(x, RecorderState))
+
+
+# -- Names -------------------------------------------------------------------------------------------------------------------
+
+ROOMS = {"Values": VALUES, "Limits": LIMITS, "Policies": POLICIES, "Endless": ENDLESS, "Hundreds": HUNDREDS}
+TWO_DIMENSIONS = spaces.Box(jnp.array([-1.0, 0.0]), jnp.array([3.0, 0.5]), (2,))
+FACTORIES = {
+    **{f"Probe-{name}": lambda rooms=rooms: Rooms(rooms) for name, rooms in ROOMS.items()},
+    **{f"Probe-{name}-Continuous": lambda rooms=rooms: Rooms(rooms, continuous=True) for name, rooms in ROOMS.items()},
+    "Probe-Bool": lambda: Rooms(VALUES, dtype=bool),
+    "Probe-Bool-Continuous": lambda: Rooms(VALUES, continuous=True, dtype=bool),
+    "Probe-Targets": Targets,
+    "Probe-Recorder": lambda: Recorder(spaces.Discrete(3), capacity=32),
+    "Probe-Recorder-Continuous": lambda: Recorder(TWO_DIMENSIONS, capacity=32),
+    "Probe-Recorder-Pair": lambda: Recorder(UNIT_BOX, capacity=2, ends=False),
+    "Probe-Clock": lambda: Clock(16),
+    "Probe-Unbounded": lambda: Recorder(spaces.Box(-jnp.inf, jnp.inf, (1,)), capacity=1),
+    "Probe-Half-Bounded": lambda: Recorder(spaces.Box(jnp.array([-1.0, -1.0]), jnp.array([1.0, jnp.inf]), (2,)), 1),
+    "Probe-Matrix-Action": lambda: Recorder(spaces.Box(-1.0, 1.0, (2, 2)), capacity=1),
+}
+
+
+def register() -> None:
+    """Make the probes known to gymnax; once more does nothing."""
+    for name, factory in FACTORIES.items():
+        if name not in gymnax.registered_envs:
+            gymnax.register(name, factory)

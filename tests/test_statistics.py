@@ -1,0 +1,229 @@
+"""common/statistics.py against values worked out by hand and a slow re-implementation of the learning curve."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from common.statistics import confidence_interval, iqm, learning_curve, summarize
+
+# -- Interquartile mean ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([7], 7),
+        ([1, 2], 1.5),
+        ([1, 2, 30], 11),  # a quarter of three is less than one: nothing is left out
+        ([1, 2, 4, 90], 3),
+        ([-100, 1, 2, 6, 100], 3),
+        ([-9, 1, 2, 3, 4, 5, 99], 3),  # 7 / 4 is rounded down to 1
+        ([-50, -50, 1, 2, 3, 4, 60, 70], 2.5),
+        ([5, 5, 5, 5, 5, 5, 5, 5], 5),
+    ],
+)
+def test_iqm_worked_by_hand(scores, expected):
+    assert iqm(np.array(scores, np.float64)) == pytest.approx(expected, rel=1e-12)
+    assert iqm(np.array(scores[::-1], np.float32)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_iqm_goes_along_the_axis_that_is_asked_for():
+    x = np.array([[1.0, 2.0, 4.0, 90.0], [-50.0, 10.0, 20.0, 21.0]])
+    np.testing.assert_allclose(iqm(x, axis=1), [3.0, 15.0])
+    np.testing.assert_allclose(iqm(x.T), [3.0, 15.0])  # the first one, unless told
+
+
+# -- Bootstrap interval ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_seeds", [2, 3, 10])
+@pytest.mark.parametrize("value", [0.0, 500.0, -1234.5])
+def test_where_all_seeds_agree_the_interval_is_that_value(num_seeds, value):
+    low, high = confidence_interval(np.full((num_seeds, 3), value))
+    np.testing.assert_array_equal(low, [value] * 3)
+    np.testing.assert_array_equal(high, [value] * 3)
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 4)])
+def test_a_single_seed_has_no_interval(shape):
+    low, high = confidence_interval(np.ones(shape))
+    assert np.shape(low) == np.shape(high) == shape[1:]
+    assert np.isnan(low).all()
+    assert np.isnan(high).all()
+
+
+def test_the_same_data_give_the_same_interval():
+    x = np.random.default_rng(0).normal(size=(8, 3))
+    np.random.seed(1)  # noqa: NPY002
+    first = confidence_interval(x)
+    np.random.seed(2)  # noqa: NPY002
+    second = confidence_interval(x.copy())
+    np.testing.assert_array_equal(first, second)
+
+
+def test_each_column_has_its_own_interval():
+    x = np.random.default_rng(0).normal(size=(8, 3))
+    low, high = confidence_interval(x)
+    assert low.shape == high.shape == (3,)
+    for i in range(3):
+        np.testing.assert_allclose((low[i], high[i]), confidence_interval(x[:, i]), rtol=1e-12)
+
+
+def test_the_interval_follows_shift_and_scale():
+    x = np.random.default_rng(0).normal(size=10)
+    low, high = confidence_interval(x)
+    np.testing.assert_allclose(confidence_interval(100 + 3 * x), (100 + 3 * low, 100 + 3 * high), rtol=1e-9)
+
+
+def test_a_95_percent_interval_covers_about_that_often():
+    """Percentile intervals of 20 seeds are a little short; 80 % or 99 % intervals would lie outside of the range."""
+    low, high = confidence_interval(np.random.default_rng(0).normal(3.0, 2.0, size=(20, 500)))
+    assert 0.86 < np.mean((low <= 3.0) & (high >= 3.0)) < 0.97
+    assert 0.01 < np.mean(low > 3.0) < 0.08
+    assert 0.01 < np.mean(high < 3.0) < 0.08
+
+
+def test_the_interval_is_of_the_iqm_and_not_of_the_mean():
+    x = np.r_[np.random.default_rng(0).normal(size=20), 1e6]
+    assert confidence_interval(x)[1] < 2.0
+
+
+# -- Summary -----------------------------------------------------------------------------------------------------------
+
+
+def test_summary_worked_by_hand():
+    summary = summarize(np.array([1.0, 2.0, 4.0, 90.0], np.float32))
+    assert summary["mean"] == 24.25
+    assert summary["iqm"] == 3.0
+    assert (summary["min"], summary["max"]) == (1.0, 90.0)
+    assert 1.0 <= summary["ci_low"] <= 3.0 <= summary["ci_high"] <= 90.0
+    assert all(type(value) is float for value in summary.values())
+
+
+def test_summary_of_a_single_seed():
+    summary = summarize(np.array([7.0]))
+    assert summary["mean"] == summary["iqm"] == summary["min"] == summary["max"] == 7.0
+    assert math.isnan(summary["ci_low"])
+    assert math.isnan(summary["ci_high"])
+
+
+# -- Learning curve ----------------------------------------------------------------------------------------------------
+
+
+def slow_curve(env_steps, episode_return, num_episodes, bin_size):
+    """Returns [(env steps, [value of each seed])], one entry a bin of `bin_size` iterations, from where all seeds have one."""
+    num_seeds, num_iterations = num_episodes.shape
+    seeds = [i for i in range(num_seeds) if any(num_episodes[i][t] > 0 for t in range(num_iterations))]
+    points, last = [], {}
+    for start in range(0, num_iterations, bin_size):
+        for seed in seeds:
+            total, count = 0.0, 0
+            for t in range(start, start + bin_size):
+                if num_episodes[seed][t] > 0:
+                    total += float(episode_return[seed][t]) * int(num_episodes[seed][t])
+                    count += int(num_episodes[seed][t])
+            if count:
+                last[seed] = total / count
+        if seeds and len(last) == len(seeds):
+            points.append((env_steps[start + bin_size - 1], [last[seed] for seed in seeds]))
+    return points
+
+
+@st.composite
+def training_metrics(draw):
+    """Metrics as a run records them, and a number of points that divides the number of iterations."""
+    num_seeds, num_points, bin_size = draw(st.integers(1, 5)), draw(st.integers(1, 8)), draw(st.integers(1, 4))
+    shape = (num_seeds, num_points * bin_size)
+    num_episodes = draw(hnp.arrays(np.int32, shape, elements=st.sampled_from([0, 0, 1, 2, 50])))
+    returns = draw(hnp.arrays(np.float32, shape, elements=st.floats(-1000, 1000, width=32)))
+    episode_return = np.where(num_episodes > 0, returns, np.float32(np.nan))
+    env_steps = np.cumsum(draw(hnp.arrays(np.int64, shape[1], elements=st.integers(1, 10**6))))
+    return env_steps, episode_return, num_episodes, num_points, bin_size
+
+
+@given(metrics=training_metrics())
+@settings(max_examples=80)
+def test_learning_curve_against_plain_loops(metrics):
+    env_steps, episode_return, num_episodes, num_points, bin_size = metrics
+    curve = learning_curve(env_steps, episode_return, num_episodes, num_points)
+    points = slow_curve(env_steps, episode_return, num_episodes, bin_size)
+    np.testing.assert_array_equal(curve.env_steps, [steps for steps, _ in points])
+    if not points:
+        assert curve.returns.size == curve.mean.size == curve.iqm.size == curve.ci_low.size == curve.ci_high.size == 0
+        return
+    values = np.array([values for _, values in points]).T
+    np.testing.assert_allclose(curve.returns, values, rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(curve.mean, values.mean(axis=0), rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(curve.iqm, iqm(values), rtol=1e-5, atol=1e-3)
+    if len(values) > 1:
+        assert (curve.ci_low <= curve.ci_high).all()
+        assert (curve.ci_low >= values.min(axis=0) - 1e-2).all()
+        assert (curve.ci_high <= values.max(axis=0) + 1e-2).all()
+    else:
+        assert np.isnan(curve.ci_low).all()
+        assert np.isnan(curve.ci_high).all()
+
+
+@given(num_iterations=st.integers(1, 300), num_points=st.integers(1, 120))
+def test_bins_hold_every_iteration_once(num_iterations, num_points):
+    """Returns that count up show through the bins' means which iterations are in which bin."""
+    env_steps = 7 * np.arange(1, num_iterations + 1)
+    iteration = np.arange(num_iterations, dtype=np.float64)[None]
+    curve = learning_curve(env_steps, iteration, np.ones((1, num_iterations), np.int32), num_points)
+    assert len(curve.env_steps) == min(num_points, num_iterations)
+    assert curve.env_steps[-1] == env_steps[-1]
+    last = curve.env_steps // 7 - 1
+    first = np.r_[0, last[:-1] + 1]
+    np.testing.assert_allclose(curve.returns[0], (first + last) / 2)
+    sizes = last - first + 1
+    assert sizes.min() >= 1
+    assert sizes.max() - sizes.min() <= 1
+
+
+def test_learning_curve_worked_by_hand():
+    nan = np.nan
+    episode_return = np.array([[nan, 1, 2, nan], [3, nan, 4, 10]])
+    num_episodes = np.array([[0, 1, 3, 0], [2, 0, 3, 1]])
+    curve = learning_curve(np.array([10, 20, 30, 40]), episode_return, num_episodes)
+    np.testing.assert_array_equal(curve.env_steps, [20, 30, 40])  # seed 0 has nothing to show at 10
+    np.testing.assert_array_equal(curve.returns, [[1, 2, 2], [3, 4, 10]])
+    np.testing.assert_array_equal(curve.mean, [2, 3, 6])
+    curve = learning_curve(np.array([10, 20, 30, 40]), episode_return, num_episodes, num_points=2)
+    np.testing.assert_array_equal(curve.env_steps, [20, 40])
+    np.testing.assert_array_equal(curve.returns, [[1, 2], [3, 5.5]])  # weighted by the number of episodes
+
+
+def test_a_seed_that_never_ends_an_episode_is_left_out():
+    episode_return = np.array([[1.0, 2.0], [np.nan, np.nan], [3.0, 4.0]])
+    num_episodes = np.array([[1, 1], [0, 0], [1, 1]])
+    curve = learning_curve(np.array([10, 20]), episode_return, num_episodes)
+    np.testing.assert_array_equal(curve.env_steps, [10, 20])
+    np.testing.assert_array_equal(curve.returns, [[1, 2], [3, 4]])
+    np.testing.assert_array_equal(curve.mean, [2, 3])
+
+
+@pytest.mark.parametrize("num_iterations", [0, 3])
+def test_a_run_without_an_episode_has_an_empty_curve(num_iterations):
+    shape = (2, num_iterations)
+    curve = learning_curve(np.arange(num_iterations), np.full(shape, np.nan), np.zeros(shape, np.int32))
+    for x in (curve.env_steps, curve.mean, curve.iqm, curve.ci_low, curve.ci_high):
+        assert x.shape == (0,)
+    assert curve.returns.shape[1] == 0
+
+
+def test_a_seed_whose_returns_are_nan_makes_the_mean_nan_and_leaves_the_others_as_they_are():
+    episode_return = np.array([[np.nan, np.nan], [3.0, 4.0]])
+    curve = learning_curve(np.array([10, 20]), episode_return, np.ones((2, 2), np.int32))
+    np.testing.assert_array_equal(curve.returns, episode_return)
+    assert np.isnan(curve.mean).all()
+
+
+@pytest.mark.xfail(strict=True, reason="a NaN return is taken for a bin without episodes")
+def test_a_seed_that_diverges_does_not_keep_its_last_good_return():
+    episode_return = np.array([[1.0, 2.0, np.nan, np.nan], [3.0, 3.0, 3.0, 3.0]])
+    curve = learning_curve(np.array([10, 20, 30, 40]), episode_return, np.ones((2, 4), np.int32))
+    np.testing.assert_array_equal(curve.returns, episode_return)
