@@ -1,19 +1,21 @@
 """DQN: deep Q-learning with a replay buffer and a target network (Mnih et al. 2015, Nature 518).
 
 Implementation details:
-  1 Adam instead of RMSProp, and the squared error (Obando-Ceron & Castro 2021, arXiv:2011.14826); Huber as a flag. 2 Double DQN, the
-  action of the online and the value of the target network (van Hasselt et al. 2016, arXiv:1509.06461), as a flag. 3 Dueling network
-  that subtracts the mean over actions (Wang et al. 2016, arXiv:1511.06581), as a flag. 4 Hard target updates, tau = 1, or soft ones.
-  5 Epsilon falls linearly with env steps; coin, random action and environment have their own keys, per environment.
+  1 Adam instead of RMSProp, and the squared error (Obando-Ceron & Castro 2021, arXiv:2011.14826); Huber as a flag. 2
+  Double DQN, the action of the online and the value of the target network (van Hasselt et al. 2016,
+  arXiv:1509.06461), as a flag. 3 Dueling network that subtracts the mean over actions (Wang et al. 2016,
+  arXiv:1511.06581), as a flag. 4 Hard target updates, tau = 1, or soft ones. 5 Epsilon falls linearly with env steps;
+  coin, random action and environment have their own keys, per environment.
 
 Deviations:
-  - A time limit is not an end: the target bootstraps from the true next observation of a truncated episode, and stops at a
-    terminated one only (Pardo et al. 2018, arXiv:1712.00378).
+  - A time limit is not an end: the target bootstraps from the true next observation of a truncated episode, and stops
+    at a terminated one only (Pardo et al. 2018, arXiv:1712.00378).
   - Updates and target updates happen at exact numbers of env steps for every num_envs, or the settings are refused.
   - The buffer is filled with `learning_starts` uniform-random transitions before the first iteration, by `init`.
 
 Metrics (mean over the updates of an iteration, unless said otherwise):
-  episode_return, episode_length: mean over the episodes that ended in the iteration, NaN if none did; num_episodes: how many did.
+  episode_return, episode_length: mean over the episodes that ended in the iteration, NaN if none did; num_episodes:
+      how many did.
   q_loss: as minimised. q_mean: mean of the Q that is trained. epsilon: at the end of the iteration.
 
 Run it: python dqn.py --env CartPole-v1 --num-seeds 16      Everything it can do: python dqn.py --env Acrobot-v1 --help
@@ -35,12 +37,12 @@ from common.config import check_config
 from common.environment import episode_metrics, make_env
 from common.normalization import RunningStatistics, init_statistics, normalize, update_statistics
 
-# -- Config --------------------------------------------------------------------------------------------------------
+# -- Config ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Config:
-    """A float may be a JAX tracer, so it can be swept under vmap; the other fields are fixed when the program is built."""
+    """A float may be a JAX tracer, so it can be swept under vmap; the other fields are static."""
 
     env: str = "CartPole-v1"  # gymnax id
     total_timesteps: int = 500_000  # env steps of one seed with learning_starts, rounded down to whole iterations
@@ -90,7 +92,7 @@ class Config:
 PRESETS: dict[str, dict[str, Any]] = {}
 
 
-# -- Networks ------------------------------------------------------------------------------------------------------
+# -- Networks -------------------------------------------------------------------------------------------------------
 
 
 class Torso(nn.Module):
@@ -131,7 +133,7 @@ class QNetwork(nn.Module):
         return q
 
 
-# -- Data ----------------------------------------------------------------------------------------------------------
+# -- Data -----------------------------------------------------------------------------------------------------------
 
 
 @struct.dataclass
@@ -168,7 +170,7 @@ class Algorithm(NamedTuple):
     value: Callable  # (State, obs) -> value
 
 
-# -- Algorithm -----------------------------------------------------------------------------------------------------
+# -- Algorithm ------------------------------------------------------------------------------------------------------
 
 
 def q_target(
@@ -178,7 +180,8 @@ def q_target(
 
     Args:
         q_next: [batch_size, num_actions], target network at the next observation.
-        q_select: the same shape; the online network for Double DQN (van Hasselt et al. 2016, eq. 4), else q_next itself.
+        q_select: the same shape; the online network for Double DQN (van Hasselt et al. 2016, eq. 4), else q_next
+            itself.
         reward, terminated: [batch_size].
     """
     action = q_select.argmax(axis=-1)
@@ -315,7 +318,7 @@ def make(config: Config) -> Algorithm:
     return Algorithm(init, step, act, value)
 
 
-# -- Training ------------------------------------------------------------------------------------------------------
+# -- Training -------------------------------------------------------------------------------------------------------
 
 
 def make_train(config: Config) -> Callable[[jax.Array], tuple[State, dict[str, jax.Array]]]:

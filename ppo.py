@@ -1,22 +1,26 @@
 """PPO: Proximal Policy Optimization with the clipped objective (Schulman et al. 2017, arXiv:1707.06347).
 
 Implementation details, numbered as in "The 37 Implementation Details of PPO" (Huang et al. 2022, ICLR blog track):
-  1 vectorised environments; 2 orthogonal initialisation, sqrt(2) hidden, 0.01 policy, 1 value; 3 Adam with eps 1e-5; 4 the learning
-  rate falls linearly to 0 over the run; 5 GAE (Schulman et al. 2016, arXiv:1506.02438); 6 shuffled minibatches; 7 advantages are
-  normalised in each minibatch; 8 clipped ratio; 9 clipped value loss, as a flag; 10 entropy bonus; 11 global norm clipping;
-  12 approx_kl and clip_fraction; 13 separate networks. Continuous: state-independent log_std, log-probs summed over dimensions,
-  the stored action is the one that was sampled, only what the environment receives is clipped, observation and reward scaling.
+  1 vectorised environments; 2 orthogonal initialisation, sqrt(2) hidden, 0.01 policy, 1 value; 3 Adam with eps 1e-5;
+  4 the learning rate falls linearly to 0 over the run; 5 GAE (Schulman et al. 2016, arXiv:1506.02438); 6 shuffled
+  minibatches; 7 advantages are normalised in each minibatch; 8 clipped ratio; 9 clipped value loss, as a flag; 10
+  entropy bonus; 11 global norm clipping; 12 approx_kl and clip_fraction; 13 separate networks. Continuous: state-
+  independent log_std, log-probs summed over dimensions, the stored action is the one that was sampled, only what the
+  environment receives is clipped, observation and reward scaling.
 
 Deviations:
-  - A time limit is not an end: the value of the true next observation counts when an episode is truncated, and does not when it is
-    terminated (Pardo et al. 2018, arXiv:1712.00378). Published PPOs mostly merge the two.
-  - Continuous actions live in [-1, 1] and are scaled to the environment's box, so the initial std of 1 means the same everywhere.
+  - A time limit is not an end: the value of the true next observation counts when an episode is truncated, and does
+    not when it is terminated (Pardo et al. 2018, arXiv:1712.00378). Published PPOs mostly merge the two.
+  - Continuous actions live in [-1, 1] and are scaled to the environment's box, so the initial std of 1 means the same
+    everywhere.
   - Observation statistics move once an iteration, after the epochs, so that the first minibatch is exactly on-policy.
 
 Metrics (mean over the updates of an iteration, unless said otherwise):
-  episode_return, episode_length: mean over the episodes that ended in the iteration, NaN if none did; num_episodes: how many did.
-  policy_loss, value_loss, entropy: the three terms. approx_kl: mean of (ratio - 1) - log ratio (Schulman 2020). clip_fraction: share
-  of ratios outside 1 +- clip_eps. explained_variance: 1 - Var[target - value] / Var[target] before the update. grad_norm: before clipping.
+  episode_return, episode_length: mean over the episodes that ended in the iteration, NaN if none did; num_episodes:
+      how many did.
+  policy_loss, value_loss, entropy: the three terms. approx_kl: mean of (ratio - 1) - log ratio (Schulman 2020).
+  clip_fraction: share of ratios outside 1 +- clip_eps. explained_variance: 1 - Var[target - value] / Var[target]
+  before the update. grad_norm: before clipping.
 
 Run it: python ppo.py --env CartPole-v1 --num-seeds 16      Everything it can do: python ppo.py --env Pendulum-v1 --help
 """
@@ -45,12 +49,12 @@ from common.normalization import (
     update_statistics,
 )
 
-# -- Config ------------------------------------------------------------------------------------------------------------------
+# -- Config ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Config:
-    """A float may be a JAX tracer, so it can be swept under vmap; ints, bools, strings and tuples are fixed when the program is built."""
+    """A float may be a JAX tracer, so it can be swept under vmap; the other fields are static."""
 
     env: str = "CartPole-v1"  # gymnax id
     total_timesteps: int = 500_000  # env steps of one seed, rounded down to whole iterations
@@ -88,12 +92,43 @@ class Config:
         return iterations * self.steps_per_iteration
 
 
+MINATAR = {
+    "total_timesteps": 10_000_000,
+    "num_envs": 64,
+    "num_minibatches": 8,
+    "learning_rate": 1e-3,
+    "activation": "relu",
+}
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"total_timesteps": 200_000, "num_envs": 8, "num_steps": 64, "learning_rate": 2.5e-3},
+    "Acrobot-v1": {
+        "total_timesteps": 300_000,
+        "num_envs": 16,
+        "num_steps": 64,
+        "learning_rate": 2.5e-3,
+        "normalize_obs": True,
+        "normalize_reward": True,
+    },
+    "Pendulum-v1": {
+        "total_timesteps": 200_000,
+        "num_envs": 16,
+        "num_steps": 64,
+        "num_epochs": 10,
+        "num_minibatches": 16,
+        "learning_rate": 1e-3,
+        "gamma": 0.95,
+        "ent_coef": 0.0,
+        "normalize_reward": True,
+    },
+    "Asterix-MinAtar": MINATAR,
+    "Breakout-MinAtar": MINATAR,
+    "Freeway-MinAtar": MINATAR,
+    "Seaquest-MinAtar": MINATAR,
+    "SpaceInvaders-MinAtar": MINATAR,
 }
 
 
-# -- Networks ----------------------------------------------------------------------------------------------------------------
+# -- Networks -------------------------------------------------------------------------------------------------------
 
 
 class Torso(nn.Module):
@@ -139,7 +174,7 @@ class ActorCritic(nn.Module):
         return policy, value
 
 
-# -- Data --------------------------------------------------------------------------------------------------------------------
+# -- Data -----------------------------------------------------------------------------------------------------------
 
 
 @struct.dataclass
@@ -190,7 +225,7 @@ class Algorithm(NamedTuple):
     value: Callable  # (State, obs) -> value
 
 
-# -- Algorithm ---------------------------------------------------------------------------------------------------------------
+# -- Algorithm ------------------------------------------------------------------------------------------------------
 
 
 def gae(transitions: Transition, next_value: jax.Array, gamma: float, gae_lambda: float) -> tuple[jax.Array, jax.Array]:
@@ -342,11 +377,14 @@ def make(config: Config) -> Algorithm:
     return Algorithm(init, step, act, value)
 
 
-# -- Training ----------------------------------------------------------------------------------------------------------------
+# -- Training -------------------------------------------------------------------------------------------------------
 
 
 def make_train(config: Config) -> Callable[[jax.Array], tuple[State, dict[str, jax.Array]]]:
-    """The whole run as one pure function: key -> (State, metrics [num_iterations]). jax.jit(jax.vmap(make_train(config)))(keys)"""
+    """The whole run as one pure function: key -> (State, metrics [num_iterations]).
+
+    jax.jit(jax.vmap(make_train(config)))(keys)
+    """
     algorithm = make(config)
 
     def train(key):

@@ -1,22 +1,25 @@
 """SAC: Soft Actor-Critic with a learned temperature (Haarnoja et al. 2018b, arXiv:1812.05905).
 
 Implementation details:
-  1 Twin critics, the target takes the smaller one. 2 Squashed Gaussian policy; the correction for the tanh is computed in its stable
-  form (appendix C, rewritten with softplus). 3 The temperature alpha is learned so that the entropy meets a target (section 5), or fixed.
-  4 One update of critics, actor, alpha and target critics after another, on one batch.
+  1 Twin critics, the target takes the smaller one. 2 Squashed Gaussian policy; the correction for the tanh is
+  computed in its stable form (appendix C, rewritten with softplus). 3 The temperature alpha is learned so that the
+  entropy meets a target (section 5), or fixed. 4 One update of critics, actor, alpha and target critics after
+  another, on one batch.
 
 Deviations:
-  - A time limit is not an end: the target bootstraps from the true next observation of a truncated episode, and stops at a
-    terminated one only, value and entropy alike (Pardo et al. 2018, arXiv:1712.00378).
-  - Actions live in [-1, 1] and are scaled to the environment's box. Log-probs, and so the target entropy, are per unit of the tanh's
+  - A time limit is not an end: the target bootstraps from the true next observation of a truncated episode, and stops
+    at a terminated one only, value and entropy alike (Pardo et al. 2018, arXiv:1712.00378).
+  - Actions live in [-1, 1] and are scaled to the environment's box. Log-probs, and so the target entropy, are per
+    unit of the tanh's
     output, whatever the box: a uniform policy has entropy action_dim * log 2.
   - Updates happen at exact numbers of env steps for every num_envs, or the settings are refused.
   - The buffer is filled with `learning_starts` uniform-random transitions before the first iteration, by `init`.
 
 Metrics (mean over the updates of an iteration, unless said otherwise):
-  episode_return, episode_length: mean over the episodes that ended in the iteration, NaN if none did; num_episodes: how many did.
-  critic_loss: as minimised, summed over the critics. actor_loss: alpha * log-prob minus the smaller critic. q_mean: mean of both
-  critics. entropy: minus the mean log-prob of fresh actions. alpha: the temperature.
+  episode_return, episode_length: mean over the episodes that ended in the iteration, NaN if none did; num_episodes:
+      how many did.
+  critic_loss: as minimised, summed over the critics. actor_loss: alpha * log-prob minus the smaller critic. q_mean:
+  mean of both critics. entropy: minus the mean log-prob of fresh actions. alpha: the temperature.
 
 Run it: python sac.py --env Pendulum-v1 --num-seeds 16      Everything it can do: python sac.py --env Pendulum-v1 --help
 """
@@ -38,12 +41,12 @@ from common.config import check_config
 from common.environment import episode_metrics, make_env, scale_action
 from common.normalization import RunningStatistics, init_statistics, normalize, update_statistics
 
-# -- Config --------------------------------------------------------------------------------------------------------
+# -- Config ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Config:
-    """A float may be a JAX tracer, so it can be swept under vmap; the other fields are fixed when the program is built."""
+    """A float may be a JAX tracer, so it can be swept under vmap; the other fields are static."""
 
     env: str = "Pendulum-v1"  # gymnax id
     total_timesteps: int = 1_000_000  # env steps of one seed with learning_starts, rounded down to whole iterations
@@ -88,7 +91,7 @@ class Config:
 PRESETS: dict[str, dict[str, Any]] = {}
 
 
-# -- Networks ------------------------------------------------------------------------------------------------------
+# -- Networks -------------------------------------------------------------------------------------------------------
 
 
 class Torso(nn.Module):
@@ -138,7 +141,7 @@ TwinCritic = nn.vmap(  # two critics that share nothing: params [2, ...], values
 )
 
 
-# -- Data ----------------------------------------------------------------------------------------------------------
+# -- Data -----------------------------------------------------------------------------------------------------------
 
 
 @struct.dataclass
@@ -184,7 +187,7 @@ class Algorithm(NamedTuple):
     value: Callable  # (State, obs) -> value
 
 
-# -- Algorithm -----------------------------------------------------------------------------------------------------
+# -- Algorithm ------------------------------------------------------------------------------------------------------
 
 
 def squash(gaussian_action: jax.Array, gaussian_log_prob: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -386,7 +389,7 @@ def make(config: Config) -> Algorithm:
     return Algorithm(init, step, act, value)
 
 
-# -- Training ------------------------------------------------------------------------------------------------------
+# -- Training -------------------------------------------------------------------------------------------------------
 
 
 def make_train(config: Config) -> Callable[[jax.Array], tuple[State, dict[str, jax.Array]]]:

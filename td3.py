@@ -1,19 +1,22 @@
 """TD3: Twin Delayed Deep Deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477).
 
 Implementation details:
-  1 Twin critics, the target takes the smaller one (section 4.2). 2 The actor and all targets move every `policy_delay` critic updates
-  (section 5.2). 3 Target policy smoothing: one noise per sample and dimension, clipped; the smoothed action is clipped to the box
-  (section 5.3). 4 Exploration noise is added once, around the action of the policy. 5 The actor maximises the first critic.
+  1 Twin critics, the target takes the smaller one (section 4.2). 2 The actor and all targets move every
+  `policy_delay` critic updates (section 5.2). 3 Target policy smoothing: one noise per sample and dimension, clipped;
+  the smoothed action is clipped to the box (section 5.3). 4 Exploration noise is added once, around the action of the
+  policy. 5 The actor maximises the first critic.
 
 Deviations:
-  - A time limit is not an end: the target bootstraps from the true next observation of a truncated episode, and stops at a
-    terminated one only (Pardo et al. 2018, arXiv:1712.00378).
-  - Actions live in [-1, 1] and are scaled to the environment's box, so every noise is in units of half the range of each dimension.
+  - A time limit is not an end: the target bootstraps from the true next observation of a truncated episode, and stops
+    at a terminated one only (Pardo et al. 2018, arXiv:1712.00378).
+  - Actions live in [-1, 1] and are scaled to the environment's box, so every noise is in units of half the range of
+    each dimension.
   - Updates happen at exact numbers of env steps for every num_envs, or the settings are refused.
   - The buffer is filled with `learning_starts` uniform-random transitions before the first iteration, by `init`.
 
 Metrics (mean over the updates of an iteration, unless said otherwise):
-  episode_return, episode_length: mean over the episodes that ended in the iteration, NaN if none did; num_episodes: how many did.
+  episode_return, episode_length: mean over the episodes that ended in the iteration, NaN if none did; num_episodes:
+      how many did.
   critic_loss: as minimised, summed over the critics. actor_loss: minus the first critic. q_mean: mean of both critics.
 
 Run it: python td3.py --env Pendulum-v1 --num-seeds 16      Everything it can do: python td3.py --env Pendulum-v1 --help
@@ -35,12 +38,12 @@ from common.config import check_config
 from common.environment import episode_metrics, make_env, scale_action
 from common.normalization import RunningStatistics, init_statistics, normalize, update_statistics
 
-# -- Config --------------------------------------------------------------------------------------------------------
+# -- Config ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Config:
-    """A float may be a JAX tracer, so it can be swept under vmap; the other fields are fixed when the program is built."""
+    """A float may be a JAX tracer, so it can be swept under vmap; the other fields are static."""
 
     env: str = "Pendulum-v1"  # gymnax id
     total_timesteps: int = 1_000_000  # env steps of one seed with learning_starts, rounded down to whole iterations
@@ -86,7 +89,7 @@ class Config:
 PRESETS: dict[str, dict[str, Any]] = {}
 
 
-# -- Networks ------------------------------------------------------------------------------------------------------
+# -- Networks -------------------------------------------------------------------------------------------------------
 
 
 class Torso(nn.Module):
@@ -134,7 +137,7 @@ TwinCritic = nn.vmap(  # two critics that share nothing: params [2, ...], values
 )
 
 
-# -- Data ----------------------------------------------------------------------------------------------------------
+# -- Data -----------------------------------------------------------------------------------------------------------
 
 
 @struct.dataclass
@@ -179,7 +182,7 @@ class Algorithm(NamedTuple):
     value: Callable  # (State, obs) -> value
 
 
-# -- Algorithm -----------------------------------------------------------------------------------------------------
+# -- Algorithm ------------------------------------------------------------------------------------------------------
 
 
 def smooth(action: jax.Array, noise: jax.Array, noise_clip: float) -> jax.Array:
@@ -211,7 +214,7 @@ def make(config: Config) -> Algorithm:
     check_replay(config)
     if config.cycle_updates % config.policy_delay:
         raise ValueError(
-            f"policy_delay = {config.policy_delay} must divide the {config.cycle_updates} critic updates made at a time "
+            f"policy_delay = {config.policy_delay} must divide the {config.cycle_updates} critic updates of a cycle "
             "(gradient_steps, times num_envs / train_interval if num_envs is larger)"
         )
     env = make_env(config.env)
@@ -347,7 +350,7 @@ def make(config: Config) -> Algorithm:
     return Algorithm(init, step, act, value)
 
 
-# -- Training ------------------------------------------------------------------------------------------------------
+# -- Training -------------------------------------------------------------------------------------------------------
 
 
 def make_train(config: Config) -> Callable[[jax.Array], tuple[State, dict[str, jax.Array]]]:

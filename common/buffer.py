@@ -63,11 +63,11 @@ def check_replay(config: Any) -> None:
         interval = getattr(config, name, config.cycle_steps)
         if interval < 1 or interval % config.cycle_steps:
             raise ValueError(
-                f"{name} = {interval} must be a multiple of max(num_envs, train_interval) = {config.cycle_steps} env steps"
+                f"{name} = {interval} must be a multiple of {config.cycle_steps} = max(num_envs, train_interval)"
             )
     if config.learning_starts % config.num_envs:
         raise ValueError(
-            f"learning_starts = {config.learning_starts} must be a multiple of num_envs = {config.num_envs}"
+            f"learning_starts = {config.learning_starts} is not a multiple of num_envs = {config.num_envs}"
         )
     if not config.batch_size <= config.learning_starts <= config.buffer_size:
         raise ValueError(

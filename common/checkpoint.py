@@ -1,4 +1,7 @@
-"""Checkpoints with orbax: the State of all lanes and the iteration, written aside and renamed, so that a kill leaves a whole one."""
+"""Checkpoints with orbax: the State of all lanes and the iteration.
+
+They are written aside and renamed, so that a process killed at any moment leaves a whole one.
+"""
 
 import importlib.util
 import json
@@ -18,14 +21,21 @@ def _manager(directory: Path) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(directory.absolute(), options=options)
 
 
-def save(directory: Path, iteration: int, state: Any) -> None:
-    """Save the State after `iteration` iterations; the previous checkpoint goes when this one stands. Returns when it is on disk.
+def save(directory: Path, iteration: int, state: Any, with_buffer: bool = True) -> None:
+    """Save the State after `iteration` iterations; on return it is on disk and the previous checkpoint is gone.
+
+    A replay buffer is an item of its own, so that a policy can be loaded without it.
 
     Raises:
         OSError: `directory` cannot be written.
     """
+    buffer = getattr(state, "buffer", None)
+    items = {"state": state if buffer is None else state.replace(buffer=None)}
+    if buffer is not None and with_buffer:
+        items["buffer"] = buffer
     with _manager(directory) as manager:
-        manager.save(iteration, args=ocp.args.StandardSave(state), force=True)
+        args = ocp.args.Composite(**{name: ocp.args.StandardSave(item) for name, item in items.items()})
+        manager.save(iteration, args=args, force=True)
 
 
 def latest_iteration(directory: Path) -> int | None:
@@ -36,22 +46,28 @@ def latest_iteration(directory: Path) -> int | None:
         return manager.latest_step()
 
 
-def restore(directory: Path, iteration: int, abstract_state: Any) -> Any:
-    """Read the State back.
+def restore(directory: Path, iteration: int, abstract_state: Any, with_buffer: bool = True) -> Any:
+    """Read the State back; its buffer is None where it was not saved or is not wanted.
 
     Args:
-        abstract_state: shapes, dtypes and shardings of what is expected, from `jax.eval_shape`.
+        abstract_state: shapes and dtypes of what is expected, from `jax.eval_shape`.
 
     Raises:
         ValueError: the checkpoint is damaged or holds something else; the message names it.
     """
     path = directory / str(iteration)
+    buffer = getattr(abstract_state, "buffer", None)
+    items = {"state": abstract_state if buffer is None else abstract_state.replace(buffer=None)}
+    if buffer is not None and with_buffer and (path / "buffer").exists():
+        items["buffer"] = buffer
     try:
         with _manager(directory) as manager:
-            return manager.restore(iteration, args=ocp.args.StandardRestore(abstract_state))
+            args = ocp.args.Composite(**{name: ocp.args.StandardRestore(item) for name, item in items.items()})
+            restored = manager.restore(iteration, args=args)
     except Exception as error:  # orbax and tensorstore raise a wide variety
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ValueError(f"the checkpoint {path} is damaged or of another shape: {reason}") from error
+    return restored["state"].replace(buffer=restored["buffer"]) if "buffer" in items else restored["state"]
 
 
 def load(run_dir: str | Path, seed_index: int = 0) -> tuple[Any, Any, Any]:
@@ -62,7 +78,7 @@ def load(run_dir: str | Path, seed_index: int = 0) -> tuple[Any, Any, Any]:
         seed_index: which lane, counted from 0.
 
     Returns:
-        config, algorithm (with `act` and `value`) and that lane's State.
+        config, algorithm (with `act` and `value`) and that lane's State, without a replay buffer.
 
     Raises:
         ValueError: no such run or seed, or a damaged checkpoint.
@@ -79,7 +95,8 @@ def load(run_dir: str | Path, seed_index: int = 0) -> tuple[Any, Any, Any]:
     config = read_config(script.Config, record)
     algorithm = script.make(config)
     keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((num_lanes,), "uint32"))
-    state = restore(run_dir / "checkpoint", iteration, jax.eval_shape(jax.vmap(algorithm.init), keys))
+    abstract_state = jax.eval_shape(jax.vmap(algorithm.init), keys)
+    state = restore(run_dir / "checkpoint", iteration, abstract_state, with_buffer=False)
     return config, algorithm, jax.tree.map(lambda x: x[seed_index], state)
 
 
@@ -94,7 +111,10 @@ def read_record(run_dir: Path) -> dict[str, Any]:
 
 
 def read_config(config_class: type, record: dict[str, Any]) -> Any:
-    """The Config of a record; JSON's lists become tuples. Raises ValueError if the script's fields are others by now."""
+    """The Config of a record; JSON's lists become tuples.
+
+    Raises ValueError if the script's fields are others by now.
+    """
     fields = {name: tuple(value) if isinstance(value, list) else value for name, value in record["config"].items()}
     try:
         return config_class(**fields)

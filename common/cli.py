@@ -23,6 +23,7 @@ class Options:
     num_segments: int = 0  # calls of the compiled program, the host talks between them; 0: calls of about a second
     eval_episodes: int = 32  # greedy episodes per seed at the end; 0: no evaluation
     checkpoint_every: float = 60.0  # seconds between checkpoints, 0: after every segment; one is always left at the end
+    checkpoint_buffer: bool = True  # without its replay buffer a checkpoint is small, but a resumed run is another run
     resume: str = ""  # folder of a run to continue, or to lengthen with a larger --total-timesteps
     wandb: Literal["disabled", "offline", "online"] = "disabled"  # offline needs no account and no network
     wandb_project: str = "single-file-jax-rl"  # project that the run is logged to
@@ -38,17 +39,7 @@ class Options:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
 
 
-MAY_CHANGE = {
-    "out",
-    "name",
-    "num_segments",
-    "eval_episodes",
-    "checkpoint_every",
-    "resume",
-    "wandb",
-    "wandb_project",
-    "wandb_per_seed",
-}
+FIXED = {"num_seeds", "seed"}  # options that may not change when a run is resumed
 
 
 def parse(script: str, config_class: type, presets: dict[str, dict[str, Any]]) -> tuple[Any, Options]:
@@ -91,7 +82,8 @@ def _check_unchanged(directory: str, saved: tuple, given: tuple) -> None:
     for old, new in zip(saved, given, strict=True):
         for field in dataclasses.fields(old):
             before, after = getattr(old, field.name), getattr(new, field.name)
-            if before == after or field.name in MAY_CHANGE or (field.name == "total_timesteps" and after > before):
+            may_change = isinstance(old, Options) and field.name not in FIXED
+            if before == after or may_change or (field.name == "total_timesteps" and after > before):
                 continue
             hint = "it may only grow" if field.name == "total_timesteps" else "leave the flag out to resume"
             raise ValueError(f"{directory} was started with {field.name} = {before}, not {after}; {hint}")

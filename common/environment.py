@@ -14,7 +14,8 @@ from gymnax.wrappers import LogWrapper
 class _Adapter:
     """One gymnax environment whose observations are arrays of rank 1 or images [H, W, C] and whose rewards are float32.
 
-    Discrete observations become one-hot float32 vectors; other ranks are flattened. A dtype is kept as the environment makes it.
+    Discrete observations become one-hot float32 vectors; other ranks are flattened. A dtype is kept as the
+    environment makes it.
     """
 
     def __init__(self, env, params):
@@ -73,9 +74,10 @@ class Environment:
             action: [num_envs, ...], in the environment's own units.
 
         Returns:
-            obs [num_envs, *obs_shape] (after an end: the next episode's first), env_state, reward, terminated, truncated (each
-            [num_envs], both flags may be true at once), and info with `final_observation` (the true next observation, on every
-            step) and gymnax' `returned_episode`, `returned_episode_returns`, `returned_episode_lengths` (each [num_envs]).
+            obs [num_envs, *obs_shape] (after an end: the next episode's first), env_state, reward, terminated,
+            truncated (each [num_envs], both flags may be true at once), and info with `final_observation` (the true
+            next observation, on every step) and gymnax' `returned_episode`, `returned_episode_returns`,
+            `returned_episode_lengths` (each [num_envs]).
         """
         return jax.vmap(self._logged.step, in_axes=(0, 0, 0, None))(keys, env_state, action, self.params)
 

@@ -1,4 +1,7 @@
-"""The compiled programs of a run. A lane is one seed; lanes are the leading axis of every array and never talk to each other."""
+"""The compiled programs of a run.
+
+A lane is one seed; lanes are the leading axis of every array and never talk to each other.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -38,16 +41,17 @@ def make_lanes(num_lanes: int) -> Lanes:
 def init_state(init: Callable, lanes: Lanes, keys: jax.Array) -> Any:
     """The first State of all lanes. keys [num_lanes].
 
-    A program of its own on one device: the QR of orthogonal initialisation is a LAPACK call, and inside a program that runs on several
-    CPU devices such calls can wait for each other for ever.
+    A program of its own on one device: the QR of orthogonal initialisation is a LAPACK call, and inside a program
+    that runs on several CPU devices such calls can wait for each other for ever.
     """
     return lanes.place(jax.jit(jax.vmap(init))(keys))
 
 
 def compile_segment(step: Callable, lanes: Lanes, state: Any, capacity: int) -> Callable:
-    """Compile `(state, start, stop) -> (state, metrics [num_padded, capacity])`: iterations start to stop - 1 of all lanes.
+    """Compile `(state, start, stop) -> (state, metrics [num_padded, capacity])`, iterations start to stop - 1.
 
-    `stop` is an argument of the program, so one compilation serves segments of every length up to `capacity`. The state is donated.
+    `stop` is an argument of the program, so one compilation serves segments of every length up to `capacity`. The
+    state is donated.
     """
 
     def segment(state, start, stop):

@@ -22,7 +22,7 @@ def init_statistics(shape: tuple[int, ...]) -> RunningStatistics:
 
 
 def update_statistics(statistics: RunningStatistics, batch: jax.Array) -> RunningStatistics:
-    """Add a batch [..., *shape]; any chunking of the same data gives the same result (Chan et al. 1979, parallel variance)."""
+    """Add a batch [..., *shape]; any chunking of the same data gives the same result (Chan et al. 1979, eq. 2.1)."""
     shape = statistics.mean.shape
     batch = batch.astype(jnp.float32).reshape(-1, *shape)
     total = statistics.count + batch.shape[0]
@@ -56,7 +56,8 @@ def init_reward_scaling(num_envs: int) -> RewardScaling:
 def scale_rewards(
     scaling: RewardScaling, reward: jax.Array, done: jax.Array, gamma: float
 ) -> tuple[RewardScaling, jax.Array]:
-    """Divide rewards [num_steps, num_envs] by the std of the running discounted return, without centring (Engstrom et al. 2020).
+    """Divide rewards [num_steps, num_envs] by the std of the running discounted return, without centring (Engstrom et
+    al. 2020).
 
     The return is started anew *after* the last reward of an episode has been counted. done: terminated | truncated.
     """

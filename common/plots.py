@@ -9,7 +9,10 @@ from common.statistics import Curve
 
 
 def plot_curve(curve: Curve, title: str, path: Path) -> None:
-    """Write the IQM over seeds with its 95 % interval and a thin line for each seed. Raises OSError if `path` cannot be written."""
+    """Write the IQM over seeds with its 95 % interval and a thin line for each seed.
+
+    Raises OSError if `path` cannot be written.
+    """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for returns in curve.returns:

@@ -82,9 +82,8 @@ def print_table(summary: dict) -> None:
     """The scores over seeds."""
     if "eval_episode_return" in summary:
         score = summary["eval_episode_return"]
-        print(
-            f"\ngreedy evaluation, {summary['eval_episodes']} whole episodes per seed, over {len(score['per_seed'])} seeds:"
-        )
+        seeds = "1 seed" if len(score["per_seed"]) == 1 else f"{len(score['per_seed'])} seeds"
+        print(f"\ngreedy evaluation of {seeds}, {summary['eval_episodes']} whole episodes each:")
         print(f"{'mean':>10} {'IQM':>10} {'95 % CI of the IQM':>23} {'min':>10} {'max':>10}")
         interval = f"{score['ci_low']:.1f} to {score['ci_high']:.1f}" if len(score["per_seed"]) > 1 else "-"
         print(f"{score['mean']:10.1f} {score['iqm']:10.1f} {interval:>23} {score['min']:10.1f} {score['max']:10.1f}")

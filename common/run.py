@@ -68,7 +68,7 @@ def run(script: str, config_class: type, presets: dict[str, dict[str, Any]], mak
 
 
 def begin(setup: Setup) -> Progress:
-    """Say what is going to happen; the State of the beginning, or of the checkpoint if the run is resumed and has one."""
+    """Say what will happen. The State is that of the beginning, or of the checkpoint of a run that is resumed."""
     algorithm, directory = setup.algorithm, setup.directory
     abstract_state = jax.eval_shape(jax.vmap(algorithm.init), setup.keys)
     print_header(setup, num_bytes(abstract_state))
@@ -77,6 +77,9 @@ def begin(setup: Setup) -> Progress:
         files.write_record(directory, setup.script, setup.config, setup.options.seed, setup.options.num_seeds)
         return Progress(0, init_state(algorithm.init, setup.lanes, setup.keys), {})
     state = checkpoint.restore(directory / "checkpoint", iteration, abstract_state)
+    if getattr(abstract_state, "buffer", None) is not None and state.buffer is None:
+        print("the checkpoint has no replay buffer: it starts anew with random transitions", flush=True)
+        state = state.replace(buffer=jax.jit(jax.vmap(algorithm.init))(setup.keys).buffer)
     metrics = files.read_metrics(directory, iteration)
     files.write_record(directory, setup.script, setup.config, setup.options.seed, setup.options.num_seeds)
     print(f"resumed {directory} at {setup.config.env_steps(iteration):,} env steps", flush=True)
@@ -87,6 +90,8 @@ def train(setup: Setup, progress: Progress, stop: StopSignal) -> Progress:
     """Run segments until the end or a signal, and save."""
     config, options, lanes = setup.config, setup.options, setup.lanes
     total = config.num_iterations
+    if progress.iteration >= total:
+        return progress
     longest = -(-total // options.num_segments) if options.num_segments else min(total, MOST_RECORDS)
     length = longest if options.num_segments else 1
 
@@ -121,4 +126,9 @@ def train(setup: Setup, progress: Progress, stop: StopSignal) -> Progress:
 def save(setup: Setup, progress: Progress) -> None:
     """Metrics first, so that there are never fewer of them than the checkpoint needs."""
     files.write_metrics(setup.directory, setup.env_steps(progress.iteration), progress.metrics)
-    checkpoint.save(setup.directory / "checkpoint", progress.iteration, setup.lanes.trim(progress.state))
+    checkpoint.save(
+        setup.directory / "checkpoint",
+        progress.iteration,
+        setup.lanes.trim(progress.state),
+        setup.options.checkpoint_buffer,
+    )

@@ -1,4 +1,7 @@
-"""Statistics over seeds: interquartile mean and bootstrap intervals (Agarwal et al. 2021, arXiv:2108.13264), learning curves."""
+"""Statistics over seeds: interquartile mean and bootstrap intervals (Agarwal et al.
+
+2021, arXiv:2108.13264), learning curves.
+"""
 
 import warnings
 from dataclasses import dataclass
@@ -10,15 +13,16 @@ NUM_RESAMPLES = 2000
 
 
 def iqm(x: np.ndarray, axis: int = 0) -> np.ndarray:
-    """Mean of the middle half along an axis: the lowest and highest quarter, rounded down to whole items, are left out."""
+    """Mean of the middle half along an axis; the outer quarters, rounded down to whole items, are left out."""
     return stats.trim_mean(x, 0.25, axis=axis)
 
 
 def confidence_interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """95 % percentile bootstrap interval of the IQM over seeds. x [num_seeds, ...] -> low, high [...]; NaN for a single seed.
+    """95 % percentile bootstrap interval of the IQM over seeds. x [num_seeds, ...] -> low, high [...]; NaN for a
+    single seed.
 
-    The percentile method also holds where all seeds agree (the BCa method gives NaN there). The resamples are drawn from a
-    fixed seed, so the same data give the same interval.
+    The percentile method also holds where all seeds agree (the BCa method gives NaN there). The resamples are drawn
+    from a fixed seed, so the same data give the same interval.
     """
     if len(x) < 2:
         return np.full(x.shape[1:], np.nan), np.full(x.shape[1:], np.nan)
@@ -58,8 +62,8 @@ def learning_curve(
 ) -> Curve:
     """Gather iterations into at most `num_points` bins and take the statistics over seeds in each.
 
-    A bin holds the mean return of all episodes that ended in it; a seed without any keeps its last value. The curve starts
-    where every seed has ended an episode; a seed that never ends one is left out.
+    A bin holds the mean return of all episodes that ended in it; a seed without any keeps its last value. The curve
+    starts where every seed has ended an episode; a seed that never ends one is left out.
 
     Args:
         env_steps: [num_iterations], env steps of one seed at the end of the iteration.
