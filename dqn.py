@@ -107,8 +107,12 @@ class Torso(nn.Module):
         activation = getattr(nn, self.activation)
         x = obs.astype(jnp.float32)  # [..., *obs_shape]
         if self.is_image:
-            x = nn.relu(nn.Conv(16, (3, 3), padding="VALID", kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
-            x = x.reshape(*x.shape[:-3], -1)  # [..., (H - 2) * (W - 2) * 16]
+            # A product of patches and kernel: with one kernel for each seed it is several times faster than nn.Conv.
+            height, width = x.shape[-3] - 2, x.shape[-2] - 2
+            patches = [x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)]
+            x = jnp.concatenate(patches, axis=-1)  # [..., height, width, 9 * C]
+            x = nn.relu(nn.Dense(16, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
+            x = x.reshape(*x.shape[:-3], -1)  # [..., height * width * 16]
         for size in self.hidden_sizes:
             x = activation(nn.Dense(size, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
         return x  # [..., hidden_sizes[-1]]

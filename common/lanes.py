@@ -3,6 +3,7 @@
 A lane is one seed; lanes are the leading axis of every array and never talk to each other.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -68,6 +69,14 @@ def compile_segment(step: Callable, lanes: Lanes, state: Any, capacity: int) -> 
         jax.vmap(segment, in_axes=(0, None, None)), donate_argnums=0, out_shardings=(lanes.sharding, lanes.sharding)
     )
     return program.lower(state, np.int32(0), np.int32(0)).compile()
+
+
+def available_bytes(lanes: Lanes) -> int:
+    """Memory of the devices that the lanes live on, together; on a CPU that of the machine."""
+    devices = lanes.sharding.mesh.devices.flat
+    if devices[0].platform == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return sum(device.memory_stats()["bytes_limit"] for device in devices)
 
 
 def num_bytes(tree: Any) -> int:

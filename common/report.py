@@ -9,7 +9,7 @@ import numpy as np
 from common import files
 from common.environment import make_env
 from common.evaluation import evaluate
-from common.lanes import is_finite
+from common.lanes import is_finite, num_bytes
 from common.plots import plot_curve
 from common.setup import Progress, Setup
 from common.statistics import learning_curve, summarize
@@ -23,14 +23,14 @@ def format_bytes(count: float) -> str:
     return f"{count:.3g} {units[0]}"
 
 
-def print_header(setup: Setup, state_bytes: int) -> None:
-    """Say what is going to happen; `state_bytes` of all lanes."""
+def print_header(setup: Setup) -> None:
+    """Say what is going to happen."""
     config, seeds = setup.config, setup.seeds
     lanes = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
     device = f"{setup.lanes.sharding.num_devices} x {jax.local_devices()[0].device_kind}"
     print(f"{Path(setup.script).stem} on {config.env}, {lanes}, {device}")
     steps = f"{config.env_steps(config.num_iterations):,} env steps per seed in {config.num_iterations:,} iterations"
-    print(f"{steps}, {format_bytes(state_bytes)} of state", flush=True)
+    print(f"{steps}, {format_bytes(num_bytes(setup.abstract_state))} of state", flush=True)
 
 
 def report(setup: Setup, progress: Progress) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from common import checkpoint, files
 from common.cli import fail
-from common.lanes import compile_segment, init_state, num_bytes
+from common.lanes import compile_segment, init_state
 from common.progress import ProgressReport
 from common.report import format_bytes, print_header, report
 from common.setup import Progress, Setup, prepare
@@ -61,7 +61,8 @@ def run(script: str, config_class: type, presets: dict[str, dict[str, Any]], mak
         raise SystemExit(128 + signal.SIGINT) from None
     with StopSignal() as stop:
         progress = train(setup, progress, stop)
-        report(setup, progress)
+        if progress.iteration > 0:
+            report(setup, progress)
     if stop.received:
         print(f"stopped; continue with --resume {setup.directory}", file=sys.stderr)
         raise SystemExit(128 + stop.received)
@@ -70,14 +71,13 @@ def run(script: str, config_class: type, presets: dict[str, dict[str, Any]], mak
 def begin(setup: Setup) -> Progress:
     """Say what will happen. The State is that of the beginning, or of the checkpoint of a run that is resumed."""
     algorithm, directory = setup.algorithm, setup.directory
-    abstract_state = jax.eval_shape(jax.vmap(algorithm.init), setup.keys)
-    print_header(setup, num_bytes(abstract_state))
+    print_header(setup)
     iteration = checkpoint.latest_iteration(directory / "checkpoint") if setup.options.resume else None
     if iteration is None:
         files.write_record(directory, setup.script, setup.config, setup.options.seed, setup.options.num_seeds)
         return Progress(0, init_state(algorithm.init, setup.lanes, setup.keys), {})
-    state = checkpoint.restore(directory / "checkpoint", iteration, abstract_state)
-    if getattr(abstract_state, "buffer", None) is not None and state.buffer is None:
+    state = checkpoint.restore(directory / "checkpoint", iteration, setup.abstract_state)
+    if getattr(setup.abstract_state, "buffer", None) is not None and state.buffer is None:
         print("the checkpoint has no replay buffer: it starts anew with random transitions", flush=True)
         state = state.replace(buffer=jax.jit(jax.vmap(algorithm.init))(setup.keys).buffer)
     metrics = files.read_metrics(directory, iteration)

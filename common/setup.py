@@ -12,7 +12,7 @@ import numpy as np
 
 from common.cli import Options, parse
 from common.files import write_atomically
-from common.lanes import Lanes, make_lanes
+from common.lanes import Lanes, available_bytes, make_lanes, num_bytes
 from common.tracking import Tracker, check_wandb
 
 
@@ -27,6 +27,7 @@ class Setup:
     directory: Path
     lanes: Lanes
     keys: jax.Array  # [num_lanes]
+    abstract_state: Any  # shapes and dtypes of the State of all lanes, without padding
     tracker: Tracker
 
     @property
@@ -52,13 +53,25 @@ def prepare(script: str, config_class: type, presets: dict[str, dict[str, Any]],
     """Check everything before anything is compiled. Raises ValueError with a line that says what to do."""
     config, options = parse(script, config_class, presets)
     algorithm = make(config)
+    seeds = list(range(options.seed, options.seed + options.num_seeds))
+    keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))
+    abstract_state = jax.eval_shape(jax.vmap(algorithm.init), keys)
+    lanes = make_lanes(options.num_seeds)
+    check_memory(lanes, abstract_state)
     check_wandb(options.wandb)
     directory = make_directory(script, config.env, options)
-    seeds = list(range(options.seed, options.seed + options.num_seeds))
     tracker = Tracker(options, directory, dataclasses.asdict(config), seeds)
-    lanes = make_lanes(options.num_seeds)
-    keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))
-    return Setup(script, config, options, algorithm, directory, lanes, keys, tracker)
+    return Setup(script, config, options, algorithm, directory, lanes, keys, abstract_state, tracker)
+
+
+def check_memory(lanes: Lanes, abstract_state: Any) -> None:
+    """Raises ValueError if the State alone does not fit."""
+    needed, available = num_bytes(abstract_state), available_bytes(lanes)
+    if needed > available:
+        raise ValueError(
+            f"the state of {lanes.num_lanes} seeds takes {needed:,} bytes and the memory is {available:,}; "
+            "lower --num-seeds (or --buffer-size)"
+        )
 
 
 def make_directory(script: str, env: str, options: Options) -> Path:
