@@ -55,7 +55,8 @@ class Config:
     gradient_steps: int = 1  # updates each time, so gradient_steps / train_interval per env step
     target_interval: int = 500  # env steps between updates of the target network
     tau: float = 1.0  # share of the online network in an update of the target network, 1: copy
-    learning_rate: float = 2.5e-4  # Adam step size
+    learning_rate: float = 2.5e-4  # Adam step size, at the start
+    anneal_learning_rate: bool = False  # linearly to 0 at total_timesteps
     adam_eps: float = 1e-8  # of Adam; 1.5e-4 to 3e-4 is common at Atari scale
     max_grad_norm: float = 10.0  # global norm over all parameters
     gamma: float = 0.99  # discount
@@ -67,7 +68,7 @@ class Config:
     loss: Literal["mse", "huber"] = "mse"  # detail 1
     normalize_obs: bool = False  # by running mean and variance; the buffer keeps raw observations
     hidden_sizes: tuple[int, ...] = (128, 128)  # after the convolution, if there is one
-    activation: Literal["tanh", "relu", "swish"] = "relu"
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # as in the paper
 
     @property
     def cycle_steps(self) -> int:
@@ -208,10 +209,13 @@ def make(config: Config) -> Algorithm:
     network = QNetwork(
         num_actions, config.dueling, config.hidden_sizes, config.activation, is_image=len(env.obs_shape) == 3
     )
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm), optax.adam(config.learning_rate, eps=config.adam_eps)
-    )
     num_cycles = config.steps_per_iteration // config.cycle_steps
+    num_updates = config.num_iterations * num_cycles * config.cycle_updates
+    annealed = optax.linear_schedule(config.learning_rate, 0.0, num_updates)
+    learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(config.max_grad_norm), optax.adam(learning_rate, eps=config.adam_eps)
+    )
     num_steps = config.cycle_steps // config.num_envs  # of each environment in a cycle
     num_prefill_steps = config.learning_starts // config.num_envs
 

@@ -385,16 +385,13 @@ def make(config: Config) -> Algorithm:
 
 
 def make_train(config: Config) -> Callable[[jax.Array], tuple[State, dict[str, jax.Array]]]:
-    """The whole run as one pure function: key -> (State, metrics [num_iterations]).
-
-    jax.jit(jax.vmap(make_train(config)))(keys)
-    """
+    """The whole run as one pure function of a key: key -> (State, metrics [num_iterations])."""
     algorithm = make(config)
 
     def train(key):
         return jax.lax.scan(algorithm.step, algorithm.init(key), jnp.arange(config.num_iterations))
 
-    return train
+    return train  # for many seeds: jax.jit(jax.vmap(make_train(config)))(keys)
 
 
 if __name__ == "__main__":

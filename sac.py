@@ -66,7 +66,7 @@ class Config:
     gamma: float = 0.99  # discount
     normalize_obs: bool = False  # by running mean and variance; the buffer keeps raw observations
     hidden_sizes: tuple[int, ...] = (256, 256)  # of the actor and of each critic
-    activation: Literal["tanh", "relu", "swish"] = "relu"
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # as in the paper
 
     @property
     def cycle_steps(self) -> int:

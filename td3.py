@@ -64,7 +64,7 @@ class Config:
     target_noise_clip: float = 0.5  # bound of that noise, in half ranges of the box
     normalize_obs: bool = False  # by running mean and variance; the buffer keeps raw observations
     hidden_sizes: tuple[int, ...] = (256, 256)  # of the actor and of each critic
-    activation: Literal["tanh", "relu", "swish"] = "relu"
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # as in the paper
 
     @property
     def cycle_steps(self) -> int:

@@ -11,5 +11,5 @@ jax.config.update("jax_numpy_rank_promotion", "raise")  # a [B, 1] against a [B]
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
 
-# The tests compile far longer than they run. JAX reads this when its backend starts; set the variable to test other programs.
+# The tests compile far longer than they run. JAX reads this when its backend starts.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")

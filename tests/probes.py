@@ -1,6 +1,6 @@
-"""Small environments whose answers are known on paper, registered with gymnax as "Probe-...", after Andy Jones' probe environments.
+"""Small environments whose answers are known on paper, registered with gymnax as "Probe-...", after Andy Jones.
 
-Rooms     tables: what a room pays for each of two actions, what follows, and how an episode ends. Their values are sums.
+Rooms     tables: what a room pays for each of two actions, what follows, and how an episode ends.
 Targets   the reward is highest at one action, which depends on the observation.
 Recorder  random observations, rewards and ends; its state remembers what happened, so a test can replay a rollout.
 """
@@ -43,7 +43,7 @@ class Probe(environment.Environment):
         return spaces.Box(-jnp.inf, jnp.inf, self.obs_shape)
 
 
-# -- Rooms -------------------------------------------------------------------------------------------------------------------
+# -- Rooms -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,10 @@ POLICIES = [
     Room(reward=(1.0, 0.0)),  # action 0 pays
     Room(reward=(-1.0, 0.0)),  # action 1 costs less
 ]
-ENDLESS = [Room(limit=10**6, flags="truncated")]  # no episode ever ends
-HUNDREDS = [Room(reward=(100.0, 100.0), limit=5, flags="truncated")]  # every episode returns 500
+HUNDREDS = [Room(reward=(100.0, 100.0), limit=20, flags="truncated")]  # every episode returns 2000
 
 
-# -- Targets -----------------------------------------------------------------------------------------------------------------
+# -- Targets -----------------------------------------------------------------------------------------------------------
 
 
 @struct.dataclass
@@ -126,7 +125,7 @@ class TargetState:
 
 
 class Targets(Probe):
-    """One step; the reward is minus the squared distance to one of two targets, in half-widths of the asymmetric box."""
+    """One step; the reward is minus the squared distance to one of two targets, in half-widths of the box."""
 
     low, high = (-1.0, 0.0), (3.0, 0.5)
     targets = ((2.0, 0.1), (0.0, 0.3))
@@ -145,7 +144,7 @@ class Targets(Probe):
         return jax.nn.one_hot(state.number, 2), state, -(distance**2).sum(), jnp.bool_(True), {}
 
 
-# -- Recorder ----------------------------------------------------------------------------------------------------------------
+# -- Recorder ----------------------------------------------------------------------------------------------------------
 
 
 @struct.dataclass
@@ -206,7 +205,7 @@ class Recorder(Probe):
 
 
 class Clock(Recorder):
-    """The observation is the number of the step, one-hot and starting again after `capacity` steps: each row of a rollout is its own."""
+    """The observation is the number of the step modulo `capacity`, one-hot: each row of a rollout has its own."""
 
     def __init__(self, capacity: int):
         super().__init__(spaces.Discrete(2), 10 * capacity, ends=False)
@@ -222,9 +221,9 @@ def recorded(env_state: Any) -> RecorderState:
     return next(x for x in leaves if isinstance(x, RecorderState))
 
 
-# -- Names -------------------------------------------------------------------------------------------------------------------
+# -- Names -------------------------------------------------------------------------------------------------------------
 
-ROOMS = {"Values": VALUES, "Limits": LIMITS, "Policies": POLICIES, "Endless": ENDLESS, "Hundreds": HUNDREDS}
+ROOMS = {"Values": VALUES, "Limits": LIMITS, "Policies": POLICIES, "Hundreds": HUNDREDS}
 TWO_DIMENSIONS = spaces.Box(jnp.array([-1.0, 0.0]), jnp.array([3.0, 0.5]), (2,))
 FACTORIES = {
     **{f"Probe-{name}": lambda rooms=rooms: Rooms(rooms) for name, rooms in ROOMS.items()},

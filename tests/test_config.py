@@ -1,4 +1,4 @@
-"""common/config.py: a Config that cannot be honoured is refused before anything is compiled, with the name of the field."""
+"""common/config.py: a Config that cannot be honoured is refused, with the name of the field."""
 
 import dataclasses
 from dataclasses import dataclass

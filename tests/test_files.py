@@ -230,13 +230,13 @@ def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path, content):
 
 
 def test_the_curve_is_written_as_csv(tmp_path):
-    mean, nan = np.array([1.5, -2.0]), np.full(2, np.nan)
+    mean, nan = np.array([1.5, -201.125]), np.full(2, np.nan)
     curve = Curve(np.array([1000, 123_456_789]), mean[None], mean, mean + 1, nan, mean + 2)
     write_curve(tmp_path / "curve.csv", curve)
     with (tmp_path / "curve.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["env_step"]) for row in rows] == [1000, 123_456_789]
-    assert [float(row["mean"]) for row in rows] == [1.5, -2.0]
-    assert [float(row["iqm"]) for row in rows] == [2.5, -1.0]
-    assert [float(row["ci_high"]) for row in rows] == [3.5, 0.0]
+    assert [float(row["mean"]) for row in rows] == [1.5, -201.125]
+    assert [float(row["iqm"]) for row in rows] == [2.5, -200.125]
+    assert [float(row["ci_high"]) for row in rows] == [3.5, -199.125]
     assert all(math.isnan(float(row["ci_low"])) for row in rows)

@@ -29,7 +29,7 @@ def statistics_of(chunks, shape):
 
 
 def assert_numpy_agrees(statistics, data):
-    """Up to float32 rounding, which is relative to the size of the data for the mean and to its square for the variance."""
+    """Up to float32 rounding, relative to the size of the data, or to its square for the variance."""
     data = np.asarray(data, np.float64)
     size = max(1e-3, np.abs(data).max())
     np.testing.assert_allclose(statistics.mean, data.mean(axis=0), rtol=1e-5, atol=1e-5 * size)
@@ -97,7 +97,8 @@ def test_a_large_offset_does_not_swallow_the_variance(chunk):
 
 
 def test_the_count_passes_2_to_the_24_one_by_one():
-    start = RunningStatistics(mean=jnp.zeros(1), variance=jnp.ones(1), count=jnp.int32(2**24 - 2))
+    start = init_statistics((1,))
+    start = start.replace(count=start.count + (2**24 - 2))
     statistics = jax.lax.fori_loop(0, 5, lambda _, statistics: update_statistics(statistics, jnp.zeros((1, 1))), start)
     assert int(statistics.count) == 2**24 + 3
     assert jnp.issubdtype(statistics.count.dtype, jnp.integer)
@@ -233,6 +234,12 @@ def test_rewards_are_not_centred(rewards):
     inside = (rewards != 0) & (np.abs(scaled) < 9.99)
     factors = scaled[inside] / rewards[inside]
     np.testing.assert_allclose(factors, factors[0] if len(factors) else 1.0, rtol=1e-5)
+
+
+def test_a_scaled_reward_is_clipped_at_10():
+    rewards = jnp.zeros((200, 1)).at[150].set(-1000.0)
+    _, scaled = scale(init_reward_scaling(1), rewards, jnp.zeros((200, 1), bool), 0.0)
+    np.testing.assert_array_equal(scaled, jnp.where(rewards < 0, -10.0, 0.0))  # it would be -sqrt(200)
 
 
 def test_rewards_that_are_all_zero_stay_zero():

@@ -1,7 +1,7 @@
-"""PPO against plain numpy: advantages, losses, gradients, optimizer arithmetic, minibatches. Learning is in test_ppo_probes.py."""
+"""PPO against plain numpy: advantages, losses, gradients, optimizer, minibatches. Learning: test_ppo_probes.py."""
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppo import Config, Transition, gae, make
+from ppo import Config, Torso, Transition, gae, make
 
 probes.register()
 
@@ -23,7 +23,7 @@ def rank_promotion():
         yield
 
 
-# -- gae ---------------------------------------------------------------------------------------------------------------------
+# -- gae ---------------------------------------------------------------------------------------------------------------
 
 jitted_gae = jax.jit(gae)
 SHAPES = [(1, 1), (2, 3), (7, 1), (8, 4)]
@@ -73,9 +73,11 @@ def test_gae_equals_a_loop(seed, shape, gamma, gae_lambda):
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 10**6), st.sampled_from([1, 3, 7]), st.sampled_from(["terminated", "truncated", "both", "lambda 0"]))
+@given(
+    st.integers(0, 10**6), st.sampled_from([1, 3, 7]), st.sampled_from(["terminated", "truncated", "both", "lambda 0"])
+)
 def test_gae_does_not_depend_on_where_the_rollout_is_cut(seed, cut, where):
-    """At the end of an episode the cut changes nothing; with lambda 0 no cut does, since the next value is on every row."""
+    """At the end of an episode the cut changes nothing; with lambda 0 no cut does: the next value is on every row."""
     transitions, next_value = random_transitions(seed, 8, 2)
     for flag in ("terminated", "truncated"):
         if where in (flag, "both"):
@@ -104,7 +106,7 @@ def test_gae_by_hand():
         np.testing.assert_allclose(target[:, 0], [advantage + 1, 6.0])
 
 
-# -- One iteration against numpy -----------------------------------------------------------------------------------------------
+# -- One iteration against numpy ---------------------------------------------------------------------------------------
 
 SMALL = Config(env="Probe-Recorder", num_envs=3, num_steps=16, total_timesteps=100, hidden_sizes=(8,))
 UPDATES = replace(SMALL, num_epochs=3, num_minibatches=1, learning_rate=0.05, clip_eps=0.1, ent_coef=0.1, gamma=0.9)
@@ -119,7 +121,7 @@ CASES = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def compiled(config):
     algorithm = make(config)
     return algorithm, jax.jit(algorithm.init), jax.jit(algorithm.step)
@@ -234,7 +236,7 @@ def scale_rewards_loop(reward, done, gamma):
 
 
 def reference_batch(config, params, state, record, iteration):
-    """What the updates of an iteration learn from, out of what the environments have recorded and the State before it."""
+    """What the updates of an iteration learn from: the record of the environments and the State before it."""
     rows = slice(iteration * config.num_steps, (iteration + 1) * config.num_steps)
     history = jax.tree.map(lambda x: np.moveaxis(np.asarray(x), 0, 1)[: rows.stop], record.replace(count=record.obs))
     done = history.terminated | history.truncated
@@ -254,7 +256,14 @@ def reference_batch(config, params, state, record, iteration):
     advantage, target = gae_loop(
         reward[rows], value, forward(config, params, next_obs)[1], *flags, config.gamma, config.gae_lambda
     )
-    batch = {"obs": obs, "action": action, "log_prob": log_prob, "value": value, "advantage": advantage, "target": target}
+    batch = {
+        "obs": obs,
+        "action": action,
+        "log_prob": log_prob,
+        "value": value,
+        "advantage": advantage,
+        "target": target,
+    }
     return {name: x.reshape(-1, *x.shape[2:]) for name, x in batch.items()}
 
 
@@ -279,7 +288,9 @@ def test_an_iteration_equals_numpy(case):
     config = CASES[case]
     algorithm, init, step = compiled(config)
     state = init(jax.random.key(3))
-    if "log_std" in state.params["params"]:  # narrow, so that no action is clipped by the box, and different per dimension
+    if (
+        "log_std" in state.params["params"]
+    ):  # narrow, so that no action is clipped by the box, and different per dimension
         state = state.replace(params={"params": state.params["params"] | {"log_std": jnp.array([-2.0, -1.7])}})
     params = to_float64(state.params)
     adam = {"mean": jax.tree.map(np.zeros_like, params), "square": jax.tree.map(np.zeros_like, params), "count": 0}
@@ -300,7 +311,9 @@ def test_an_iteration_equals_numpy(case):
         assert metrics.keys() == expected.keys()
         for name, value in expected.items():
             np.testing.assert_allclose(metrics[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
-        assert metrics["clip_fraction"] > 0.05, "the ratios have to leave the trust region for this test to say anything"
+        assert metrics["clip_fraction"] > 0.05, (
+            "the ratios have to leave the trust region for this test to say anything"
+        )
         np.testing.assert_allclose(
             algorithm.value(before, record.next_obs[0]),
             forward(config, to_float64(before.params), normalized(config, before, record.next_obs[0]))[1],
@@ -317,7 +330,23 @@ def normalized(config, state, obs):
     return np.clip((obs - mean) / np.sqrt(variance + 1e-8), -10, 10)
 
 
-# -- On policy -----------------------------------------------------------------------------------------------------------------
+def test_images_pass_a_convolution():
+    """The product of patches and kernel is the 3x3 convolution that the documentation names."""
+    torso = Torso(hidden_sizes=(), activation="tanh", is_image=True)
+    images = jax.random.normal(jax.random.key(0), (5, 2, 6, 7, 4))
+    params = torso.init(jax.random.key(1), images)
+    kernel, bias = params["params"]["Dense_0"]["kernel"], params["params"]["Dense_0"]["bias"] + 0.1
+    params = {"params": {"Dense_0": {"kernel": kernel, "bias": bias}}}
+    kernel = kernel.reshape(3, 3, 4, 16)
+    layout = ("NHWC", "HWIO", "NHWC")
+    features = jax.lax.conv_general_dilated(
+        images.reshape(10, 6, 7, 4), kernel, (1, 1), "VALID", dimension_numbers=layout
+    )
+    expected = jnp.maximum(features + bias, 0).reshape(5, 2, 4 * 5 * 16)
+    np.testing.assert_allclose(torso.apply(params, images), expected, rtol=1e-4, atol=1e-5)
+
+
+# -- On policy ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("env", ["Probe-Recorder", "Probe-Recorder-Continuous"])
@@ -331,13 +360,15 @@ def test_the_first_minibatch_is_on_policy(env):
         assert abs(metrics["approx_kl"]) < 1e-6
         assert metrics["clip_fraction"] == 0
         assert abs(metrics["policy_loss"]) < 1e-5
-        assert not np.array_equal(before.params["params"]["Dense_0"]["kernel"], state.params["params"]["Dense_0"]["kernel"])
+        assert not np.array_equal(
+            before.params["params"]["Dense_0"]["kernel"], state.params["params"]["Dense_0"]["kernel"]
+        )
 
 
 SWEPT = replace(SMALL, **CONTINUOUS, num_epochs=2, num_minibatches=3, normalize_obs=True, normalize_reward=True)
 
 
-@lru_cache(maxsize=None)
+@cache
 def step_with_learning_rate():
     """(state, learning_rate) -> (state, metrics), compiled once for all learning rates; a run of two iterations."""
     return jax.jit(lambda state, learning_rate: make(replace(SWEPT, learning_rate=learning_rate)).step(state, 0))
@@ -355,7 +386,7 @@ def test_with_learning_rate_zero_every_minibatch_is_on_policy():
     jax.tree.map(np.testing.assert_array_equal, frozen.params, state.params)
 
 
-# -- Counting ------------------------------------------------------------------------------------------------------------------
+# -- Counting ----------------------------------------------------------------------------------------------------------
 
 
 def counts(opt_state):
@@ -387,7 +418,7 @@ def test_observation_statistics_are_those_of_all_observations():
     np.testing.assert_allclose(state.obs_statistics.variance, obs.var(axis=0), rtol=1e-5)
 
 
-# -- Minibatches ---------------------------------------------------------------------------------------------------------------
+# -- Minibatches -------------------------------------------------------------------------------------------------------
 
 CLOCK = Config(
     env="Probe-Clock",
@@ -409,15 +440,17 @@ CLOCK = Config(
 def test_minibatches_visit_each_row_once_an_epoch_in_a_fresh_order():
     """Adam's first moment remembers which update a row was in.
 
-    Observations are one-hot and the networks linear, so row i of a kernel has a gradient in just the minibatches that hold
-    step i; with the learning rate 0 that gradient stays the same, and only the decay 0.9 a later update tells when it came.
+    Observations are one-hot and the networks linear, so row i of a kernel has a gradient in just the minibatches that
+    hold step i. With the learning rate 0 that gradient stays the same, and the decay of 0.9 tells when it came.
     """
     config = CLOCK
     _, init, step = compiled(config)
     state = init(jax.random.key(0))
     num_updates = config.num_epochs * config.num_minibatches
     num_rows = config.num_steps // config.num_minibatches
-    places = [(i, config.num_minibatches + j) for i in range(config.num_minibatches) for j in range(config.num_minibatches)]
+    places = [
+        (i, config.num_minibatches + j) for i in range(config.num_minibatches) for j in range(config.num_minibatches)
+    ]
     weight = 0.1 * 0.9 ** (num_updates - 1 - np.arange(num_updates))  # of each update in the moment at the end
     orders = []
     for iteration in range(3):
@@ -452,7 +485,7 @@ def test_minibatches_visit_each_row_once_an_epoch_in_a_fresh_order():
 
 
 def test_the_action_that_is_learned_from_is_not_clipped():
-    """Two steps: the gradients of mean and log_std give back both sampled actions, of which the environment saw the clipped ones.
+    """Two steps: the gradients of mean and log_std give back both sampled actions, which the environment saw clipped.
 
     Normalised advantages are +1 and -1; with z = (action - mean) / std the two gradients hold z0 - z1 and z0^2 - z1^2.
     """
@@ -482,7 +515,7 @@ def test_the_action_that_is_learned_from_is_not_clipped():
     assert num_clipped > 20
 
 
-# -- Bad input -----------------------------------------------------------------------------------------------------------------
+# -- Bad input ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_summary_of_a_single_seed():
 
 
 def slow_curve(env_steps, episode_return, num_episodes, bin_size):
-    """Returns [(env steps, [value of each seed])], one entry a bin of `bin_size` iterations, from where all seeds have one."""
+    """[(env steps, [value of each seed])] of bins of `bin_size` iterations, from where every seed has a value."""
     num_seeds, num_iterations = num_episodes.shape
     seeds = [i for i in range(num_seeds) if any(num_episodes[i][t] > 0 for t in range(num_iterations))]
     points, last = [], {}

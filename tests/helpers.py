@@ -1,0 +1,294 @@
+"""Runs of the scripts as a user starts them, in a process of their own or in this one, and their results compared."""
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import jax
+import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
+
+from common import checkpoint
+from common.run import run
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ["ppo"]
+ENVS = {
+    "ppo": ("CartPole-v1", "Pendulum-v1"),
+    "dqn": ("CartPole-v1",),
+    "sac": ("Pendulum-v1",),
+    "td3": ("Pendulum-v1",),
+}
+_OFF_POLICY = {
+    "num_envs": 2,
+    "steps_per_iteration": 16,
+    "learning_starts": 32,
+    "buffer_size": 256,
+    "batch_size": 8,
+    "normalize_obs": True,
+    "hidden_sizes": (8,),
+}
+# An iteration of each script that takes about a millisecond; normalisation is on, so that there is more to lose.
+SMALL = {
+    "ppo": {
+        "num_envs": 2,
+        "num_steps": 16,
+        "num_epochs": 1,
+        "num_minibatches": 2,
+        "normalize_obs": True,
+        "normalize_reward": True,
+        "hidden_sizes": (8,),
+    },
+    "dqn": {**_OFF_POLICY, "target_interval": 16},
+    "sac": {**_OFF_POLICY, "train_interval": 2},
+    "td3": {**_OFF_POLICY, "train_interval": 4, "gradient_steps": 4},
+}
+# Most tests take runs of this length: runs of one length share their compiled programs.
+ITERATIONS = 40
+SECONDS = 300.0  # after which a process is given up
+
+
+# -- Command lines -----------------------------------------------------------------------------------------------------
+
+
+def flags(**fields) -> list[str]:
+    """Command line flags: num_envs=2 -> --num-envs 2, clip_value=False -> --no-clip-value."""
+    words = []
+    for name, value in fields.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words += [f"--{flag}" if value else f"--no-{flag}"]
+        else:
+            words += [f"--{flag}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
+    return words
+
+
+def small_config(script: str, iterations: int = ITERATIONS, **changes):
+    """The Config of a small run of so many iterations."""
+    module, env = importlib.import_module(script), changes.get("env", ENVS[script][0])
+    config = module.Config(**{"env": env, **module.PRESETS.get(env, {}), **SMALL[script], **changes})
+    return dataclasses.replace(config, total_timesteps=config.env_steps(iterations))
+
+
+def small_run(script: str, iterations: int = ITERATIONS, **changes) -> list[str]:
+    """Flags of a small run of two seeds. `changes`: fields of the Config, or options of the run."""
+    fields = {field.name for field in dataclasses.fields(importlib.import_module(script).Config)}
+    config = small_config(script, iterations, **{name: x for name, x in changes.items() if name in fields})
+    defaults = {"env": config.env, "num_seeds": 2, "eval_episodes": 2, **SMALL[script]}
+    return flags(**{**defaults, "total_timesteps": config.total_timesteps, **changes})
+
+
+# -- Processes ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command leaves behind for who called it."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def environ(**changes: str | None) -> dict[str, str]:
+    """The environment of a process that finds the modules of this repository; a variable None is unset."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **changes}
+    return {name: value for name, value in variables.items() if value is not None}
+
+
+def execute(*command: str, cwd: Path, **environment: str | None) -> Result:
+    """Run `python COMMAND` to its end, in a process of its own whose output goes into pipes."""
+    process = subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env=environ(**environment),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    return Result(process.returncode, process.stdout, process.stderr)
+
+
+class Process:
+    """`python COMMAND` at work, to be watched and disturbed."""
+
+    def __init__(self, *command: str, cwd: Path, **environment: str | None):
+        self.files = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  # files never fill up as pipes do
+        stdout, stderr = self.files
+        command = [sys.executable, *command]
+        self.process = subprocess.Popen(command, cwd=cwd, env=environ(**environment), stdout=stdout, stderr=stderr)
+
+    def output(self) -> list[str]:
+        """What it has written to stdout and to stderr up to now."""
+        return [os.pread(file.fileno(), 10**7, 0).decode() for file in self.files]
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Look every millisecond whether it is time. Fails if it is not before the process ends."""
+        deadline = time.perf_counter() + SECONDS
+        while not condition():
+            assert self.process.poll() is None, f"ended too early: {self.finish()}"
+            assert time.perf_counter() < deadline, f"waited for {SECONDS} s: {self.output()}"
+            time.sleep(0.001)
+
+    def wait_for_text(self, text: str) -> None:
+        """Wait until it has written `text` to stdout or stderr."""
+        self.wait_until(lambda: any(text in output for output in self.output()))
+
+    def wait_for_checkpoint(self, directory: Path, iteration: int) -> None:
+        """Wait until the folder of a run has a whole checkpoint of this iteration or of a later one."""
+        self.wait_until(lambda: max(saved_iterations(directory), default=-1) >= iteration)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    def finish(self) -> Result:
+        """Wait for its end."""
+        try:
+            status = self.process.wait(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"still running after {SECONDS} s: {self.output()}") from None
+        return Result(status, *self.output())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+
+def saved_iterations(directory: Path) -> list[int]:
+    """Iterations of the whole checkpoints in the folder of a run."""
+    folder = directory / "checkpoint"
+    return [int(path.name) for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
+
+
+def path_of(script: str) -> str:
+    """The file of a script."""
+    return str(ROOT / f"{script}.py")
+
+
+# -- In this process ---------------------------------------------------------------------------------------------------
+
+
+def call(script: str, *arguments: str) -> Result:
+    """Run a script's command line in this process and in the current folder, without the seconds of imports."""
+    module = importlib.import_module(script)
+    return capture(
+        lambda: run(module.__file__, module.Config, module.PRESETS, module.make), module.__file__, *arguments
+    )
+
+
+def capture(main, *argv: str) -> Result:
+    """Call what a process would call, and give back what it would have left: warnings and logs are on stderr."""
+    stdout, stderr, status = io.StringIO(), io.StringIO(), 0
+    log = logging.StreamHandler(stderr)
+    logging.getLogger().addHandler(log)
+    try:
+        with (
+            mock.patch.object(sys, "argv", list(argv)),
+            mock.patch.object(sys, "unraisablehook", sys.__unraisablehook__),
+            contextlib.redirect_stdout(stdout),
+            contextlib.redirect_stderr(stderr),
+            warnings.catch_warnings(),
+            jax.numpy_rank_promotion("allow"),  # as it is where no test has set it
+        ):
+            warnings.showwarning = lambda *args, **_: stderr.write(warnings.formatwarning(*args[:4]))
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("default", RuntimeWarning)
+            warnings.simplefilter("default", UserWarning)
+            try:
+                main()
+            except SystemExit as end:
+                status = end.code or 0
+            except BaseException:
+                traceback.print_exc()
+                status = 1
+    finally:
+        logging.getLogger().removeHandler(log)
+    return Result(status, stdout.getvalue(), stderr.getvalue())
+
+
+@contextlib.contextmanager
+def shared_compilations(tmp_path_factory):
+    """Let all processes of a test session take compiled programs from one folder, this one too."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if os.environ.get("PYTEST_XDIST_WORKER") else folder) / "compilations"
+    before = {name: getattr(jax.config, name) for name in ("jax_compilation_cache_dir", _LEAST_TIME)}
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update(_LEAST_TIME, 0.0)
+    compilation_cache.reset_cache()  # a cache that has been used once keeps its folder
+    with mock.patch.dict(os.environ, {"JAX_COMPILATION_CACHE_DIR": str(folder)}):
+        yield folder
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+_LEAST_TIME = "jax_persistent_cache_min_compile_time_secs"
+
+
+# -- Results -----------------------------------------------------------------------------------------------------------
+
+
+def saved_state(directory: Path) -> tuple[int, dict[str, np.ndarray]]:
+    """The iteration of a run's checkpoint, and each leaf of the State of all its lanes by its name."""
+    record = json.loads((directory / "config.json").read_text())
+    module = importlib.import_module(record["algorithm"])
+    algorithm = module.make(checkpoint.read_config(module.Config, record))
+    keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((record["num_seeds"],), "uint32"))
+    iteration = checkpoint.latest_iteration(directory / "checkpoint")
+    abstract_state = jax.eval_shape(jax.vmap(algorithm.init), keys)
+    state = checkpoint.restore(directory / "checkpoint", iteration, abstract_state)
+    return iteration, named_leaves(state)
+
+
+def named_leaves(state) -> dict[str, np.ndarray]:
+    """Each leaf of a State by its name; keys as their numbers."""
+    leaves = {}
+    for path, x in jax.tree_util.tree_leaves_with_path(state):
+        is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+        leaves[jax.tree_util.keystr(path)] = np.asarray(jax.random.key_data(x) if is_key else x)
+    return leaves
+
+
+def saved_metrics(directory: Path) -> dict[str, np.ndarray]:
+    """metrics.npz of a run."""
+    with np.load(directory / "metrics.npz") as file:
+        return dict(file)
+
+
+def differences(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[str]:
+    """Names under which two trees differ in type, shape or any bit."""
+    same = {
+        name
+        for name in a.keys() & b.keys()
+        if (a[name].dtype, a[name].shape, a[name].tobytes()) == (b[name].dtype, b[name].shape, b[name].tobytes())
+    }
+    return sorted((a.keys() | b.keys()) - same)
+
+
+def run_differences(a: Path, b: Path) -> list[str]:
+    """What differs between the results of two runs: the State leaf by leaf, and the metrics; empty if nothing does."""
+    (iteration_a, state_a), (iteration_b, state_b) = saved_state(a), saved_state(b)
+    if iteration_a != iteration_b:
+        return [f"iteration {iteration_a} and {iteration_b}"]
+    return differences(state_a, state_b) + differences(saved_metrics(a), saved_metrics(b))

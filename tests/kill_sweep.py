@@ -1,0 +1,76 @@
+"""Kill a run at random moments, resume it, and compare it with a run that nothing disturbed, bit for bit.
+
+python tests/kill_sweep.py [NUMBER] [SCRIPT] [SEED]      20 moments of ppo if nothing is said; takes minutes
+"""
+
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT)]
+
+import numpy as np  # noqa: E402
+from helpers import ENVS, ITERATIONS, Process, execute, flags, path_of, run_differences, small_run  # noqa: E402
+
+# The host saves after every iteration, so that most kills hit a save.
+OFTEN = flags(num_segments=ITERATIONS, checkpoint_every=0.0)
+
+# What a run says before it compiles and before it trains; one kill in four may fall between them.
+EVENTS = ("of state", "compiled in")
+
+
+def main(number: int = 20, script: str = "ppo", seed: int = 0) -> int:
+    """Returns how many of the resumed runs were other runs."""
+    folder = Path(tempfile.mkdtemp())
+    environment = {"JAX_COMPILATION_CACHE_DIR": str(folder / "compilations")}
+    parent = folder / "runs" / script / ENVS[script][0]
+    reference = parent / "reference"
+
+    def arguments(name):
+        return [path_of(script), *small_run(script, name=name), *OFTEN]
+
+    for name in ("first", "reference"):  # the first one compiles
+        with Process(*arguments(name), cwd=folder, **environment) as process:
+            lengths = {}
+            for event in EVENTS:
+                process.wait_for_text(event)
+                lengths[event] = -time.perf_counter()
+            assert process.finish().status == 0
+            lengths = {event: length + time.perf_counter() for event, length in lengths.items()}
+    print(f"a run ends {' and '.join(f'{lengths[event]:.1f} s after {event!r}' for event in EVENTS)}", flush=True)
+
+    random, failures = np.random.default_rng(seed), 0
+    for i in range(number):
+        name, directory = f"killed-{i}", parent / f"killed-{i}"
+        event = EVENTS[i % 4 > 0]
+        moment = random.uniform(0, lengths[event])
+        with Process(*arguments(name), cwd=folder, **environment) as process:
+            process.wait_for_text(event)
+            time.sleep(moment)
+            process.send(signal.SIGKILL)
+            status = process.finish().status
+        left = sorted(path.name for path in (directory / "checkpoint").glob("*")) or ["no checkpoint"]
+        aside = [path.name for path in directory.glob(".*")]
+        begun = (directory / "config.json").exists()
+        again = [path_of(script), "--resume", str(directory), *OFTEN] if begun else arguments(name)
+        result = execute(*again, *flags(eval_episodes=2), cwd=folder, **environment)
+        different = [result.stderr] if result.status else run_differences(directory, reference)
+        if not different and (directory / "summary.json").read_bytes() != (reference / "summary.json").read_bytes():
+            different = ["summary.json"]
+        failures += bool(different)
+        print(
+            f"{i + 1:>3}  killed {moment:5.2f} s after {event!r} (status {status}), left {', '.join(left + aside)}: "
+            f"{f'ANOTHER RUN: {different}' if different else 'the same run'}",
+            flush=True,
+        )
+    shutil.rmtree(folder)
+    print(f"{number - failures} of {number} were the same run, bit for bit")
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(*[kind(word) for kind, word in zip((int, str, int), sys.argv[1:], strict=False)])))

@@ -1,0 +1,125 @@
+"""The ring buffer against a deque."""
+
+import collections
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from common.buffer import add, check_replay, init_buffer, sample
+
+ROW = {"obs": jax.ShapeDtypeStruct((2,), jnp.uint8), "flag": jax.ShapeDtypeStruct((), bool), "x": jnp.float32(0)}
+
+
+def rows(start, n):
+    """Transitions whose fields all tell their number."""
+    number = np.arange(start, start + n)
+    return {
+        "obs": np.stack([number % 251] * 2, axis=1).astype(np.uint8),
+        "flag": number % 2 == 0,
+        "x": np.float32(number),
+    }
+
+
+@settings(max_examples=60)
+@given(capacity=st.integers(1, 12), sizes=st.lists(st.integers(1, 12), max_size=8))
+def test_holds_what_a_deque_holds(capacity, sizes):
+    buffer, model, count = init_buffer(ROW, capacity), collections.deque(maxlen=capacity), 0
+    for n in (min(n, capacity) for n in sizes):
+        buffer = add(buffer, rows(count, n))
+        model.extend(range(count, count + n))
+        count += n
+    size, position = int(buffer.size), int(buffer.position)
+    assert size == len(model)
+    order = (position - size + np.arange(size)) % capacity  # from the oldest to the newest
+    held = jax.tree.map(lambda x: np.asarray(x)[order], buffer.transitions)
+    expected = [rows(number, 1) for number in model]
+    for name, x in held.items():
+        np.testing.assert_array_equal(x, np.concatenate([row[name] for row in expected]) if expected else x[:0])
+        assert x.dtype == ROW[name].dtype
+
+
+def test_fields_stay_aligned_and_only_written_rows_are_drawn():
+    buffer = add(init_buffer(ROW, 50), rows(100, 7))
+    batch = sample(buffer, jax.random.key(0), (4, 500))
+    assert batch["obs"].shape == (4, 500, 2)
+    assert set(np.unique(batch["x"])) == set(range(100, 107))
+    np.testing.assert_array_equal(batch["obs"][..., 0], np.asarray(batch["x"]) % 251)
+    np.testing.assert_array_equal(batch["flag"], np.asarray(batch["x"]) % 2 == 0)
+
+
+@pytest.mark.parametrize("written", [13, 64, 200])
+def test_draws_uniformly(written):
+    buffer = init_buffer(ROW, 64)
+    for start in range(0, written, 1):
+        buffer = add(buffer, rows(start, 1))
+    x = np.asarray(sample(buffer, jax.random.key(1), (64_000,))["x"]).astype(int)
+    counts = np.bincount(x - x.min())
+    assert len(counts) == min(written, 64)
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_different_keys_draw_different_rows():
+    buffer = add(init_buffer(ROW, 50), rows(0, 50))
+    first, second = (np.asarray(sample(buffer, jax.random.key(i), (32,))["x"]) for i in range(2))
+    assert (first != second).any()
+
+
+def test_more_than_the_capacity_is_refused():
+    with pytest.raises(ValueError, match="5 transitions do not fit a buffer of 4"):
+        add(init_buffer(ROW, 4), rows(0, 5))
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_adding_in_a_loop_copies_no_buffer(n):
+    """The compiled loop has no copy as large as the buffer, with one lane and with several."""
+
+    def loop(buffer, keys):
+        def body(buffer, key):
+            buffer = add(buffer, {"obs": jax.random.normal(key, (3, 5))})
+            return buffer, sample(buffer, key, (4,))["obs"].sum()
+
+        return jax.lax.scan(body, buffer, keys)
+
+    capacity = 100_003
+    one = init_buffer({"obs": jax.ShapeDtypeStruct((5,), jnp.float32)}, capacity)
+    buffers = jax.tree.map(lambda x: jnp.broadcast_to(x, (n, *x.shape)), one)
+    keys = jax.vmap(lambda i: jax.random.split(jax.random.key(i), 10))(jnp.arange(n))
+    compiled = jax.jit(jax.vmap(loop), donate_argnums=0).lower(buffers, keys).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.1 * n * capacity * 5 * 4
+
+
+def settings_of(**changes):
+    values = {
+        "num_envs": 1,
+        "train_interval": 4,
+        "cycle_steps": 4,
+        "steps_per_iteration": 100,
+        "target_interval": 500,
+        "learning_starts": 100,
+        "batch_size": 10,
+        "buffer_size": 1000,
+    }
+    return SimpleNamespace(**(values | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"num_envs": 3, "cycle_steps": 4}, "num_envs = 3 and train_interval = 4"),
+        ({"steps_per_iteration": 102}, "steps_per_iteration = 102"),
+        ({"target_interval": 6}, "target_interval = 6"),
+        ({"num_envs": 8, "cycle_steps": 8, "steps_per_iteration": 80, "target_interval": 80}, "num_envs = 8"),
+        ({"batch_size": 101}, "101 <= 100 <= 1000"),
+        ({"buffer_size": 99}, "10 <= 100 <= 99"),
+    ],
+)
+def test_settings_that_cannot_be_honoured_are_refused(changes, names):
+    check_replay(settings_of())
+    with pytest.raises(ValueError, match=names):
+        check_replay(settings_of(**changes))

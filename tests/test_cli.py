@@ -1,0 +1,162 @@
+"""Flags, their help, and the presets behind them."""
+
+import dataclasses
+import importlib
+import re
+import sys
+
+import pytest
+from helpers import ENVS, SCRIPTS, capture, execute, path_of
+
+from common.cli import Options, parse
+
+
+@pytest.fixture(params=SCRIPTS)
+def script(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    """So wide that no line of help is wrapped."""
+    monkeypatch.setenv("COLUMNS", "400")
+
+
+def parsed(script, *words, presets=None):
+    """Config and Options of a command line."""
+    module = importlib.import_module(script)
+    given = []
+    presets = module.PRESETS if presets is None else presets
+    result = capture(lambda: given.append(parse(module.__file__, module.Config, presets)), module.__file__, *words)
+    assert result.status == 0, result
+    return given[0]
+
+
+def help_of(script, *words):
+    """What --help says, without the frames around it."""
+    module = importlib.import_module(script)
+    result = capture(lambda: parse(module.__file__, module.Config, module.PRESETS), module.__file__, *words, "--help")
+    assert (result.status, result.stderr) == (0, "")
+    return re.sub(r"[^\S\n]*[│╭╮╰╯─]+[^\S\n]*", "", result.stdout)
+
+
+def flag_helps(text):
+    """The help of each flag by its name: what stands on the flag's line after its type, or on the next line."""
+    words = {}
+    lines = text.splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if match := re.match(
+            r"\s*--([a-z][a-z-]*)(?:, --no-[a-z-]+)?(?: (?:\[.*?\]\]|\{\S+\}|[A-Z]+))?(?:\s{2,}(.*))?$", line
+        ):
+            words[match[1].replace("-", "_")] = (match[2] or following).strip()
+    return words
+
+
+def fields(script):
+    """Every option of a run and every field of the script's Config, with its default."""
+    config = importlib.import_module(script).Config()
+    return {**dataclasses.asdict(Options()), **dataclasses.asdict(config)}
+
+
+# -- Help --------------------------------------------------------------------------------------------------------------
+
+
+def test_help_shows_two_groups(script):
+    text = help_of(script)
+    run, algorithm = text.index("run options"), text.index(f"{script} options")
+    assert "What a run does besides training." in text[run:algorithm]
+    assert f"{script.upper()} itself." in text[algorithm:]
+    assert flag_helps(text[run:algorithm]).keys() == dataclasses.asdict(Options()).keys()
+    assert flag_helps(text[algorithm:]).keys() == dataclasses.asdict(importlib.import_module(script).Config()).keys()
+
+
+def test_every_flag_has_a_line_of_help(script):
+    helps = flag_helps(help_of(script))
+    assert helps.keys() == fields(script).keys()
+    for name, line in helps.items():
+        assert re.fullmatch(r"\S.{3,} \(default: .*\)", line), f"--{name} is not explained: {line!r}"
+    assert len(set(helps.values())) == len(helps), "two flags have the same help"
+
+
+def test_help_shows_the_values_that_will_run(script):
+    module = importlib.import_module(script)
+    env, preset = next(iter(module.PRESETS.items()))
+    for words in (["--env", env], [f"--env={env}"]):
+        text = help_of(script, *words)
+        helps = flag_helps(text)
+        assert f"The defaults are those of {env}." in text
+        assert f"(default: {env})" in helps["env"]
+        for name, value in {**dataclasses.asdict(module.Config()), **preset, "env": env}.items():
+            shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            assert helps[name].endswith(f"(default: {shown})"), name
+
+
+def test_help_in_a_process_of_its_own(script, tmp_path):
+    result = execute(path_of(script), "--help", cwd=tmp_path, COLUMNS="80")
+    assert (result.status, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"usage: python {script}.py")
+    assert "\x1b" not in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- Presets -----------------------------------------------------------------------------------------------------------
+
+
+def test_without_flags_the_default_environment_has_its_preset(script):
+    module = importlib.import_module(script)
+    config, options = parsed(script)
+    assert config == dataclasses.replace(module.Config(), **module.PRESETS.get(module.Config().env, {}))
+    assert options == Options()
+
+
+def test_every_preset_is_taken_by_its_name(script):
+    module = importlib.import_module(script)
+    assert module.PRESETS
+    for env, preset in module.PRESETS.items():
+        expected = dataclasses.replace(module.Config(), env=env, **preset)
+        for words in (["--env", env], [f"--env={env}"]):
+            config, _ = parsed(script, *words)
+            assert config == expected
+
+
+def test_presets_name_fields_and_fit_the_script(script):
+    module = importlib.import_module(script)
+    for env, preset in module.PRESETS.items():
+        assert "env" not in preset
+        assert dataclasses.replace(module.Config(), **preset) != module.Config(), f"the preset of {env} is the default"
+        module.make(dataclasses.replace(module.Config(), env=env, **preset))
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_flags_win_over_presets(script, order):
+    presets = {ENVS[script][0]: {"total_timesteps": 30_000, "gamma": 0.5, "normalize_obs": True}}
+    env, changes = ["--env", ENVS[script][0]], ["--gamma", "0.75", "--no-normalize-obs"]
+    config, _ = parsed(script, *(env + changes if order == "after" else changes + env), presets=presets)
+    assert (config.total_timesteps, config.gamma, config.normalize_obs) == (30_000, 0.75, False)
+
+
+def test_an_environment_without_a_preset_has_the_defaults(script):
+    module = importlib.import_module(script)
+    config, _ = parsed(script, "--env", "MemoryChain-bsuite")
+    assert config == dataclasses.replace(module.Config(), env="MemoryChain-bsuite")
+
+
+# -- Values ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_value_is_read(script):
+    words = ["--hidden-sizes", "32", "16", "8", "--activation", "swish", "--gamma", "1e-1", "--normalize-obs"]
+    config, options = parsed(script, *words, "--num_envs", "3", "--checkpoint-every", "0", "--wandb-per-seed")
+    assert (config.hidden_sizes, config.activation, config.gamma) == ((32, 16, 8), "swish", 0.1)
+    assert (config.normalize_obs, config.num_envs) == (True, 3)
+    assert (options.checkpoint_every, options.wandb_per_seed) == (0.0, True)
+    assert all(type(size) is int for size in config.hidden_sizes)
+
+
+def test_parsing_leaves_the_command_line_as_it_is(script, monkeypatch):
+    words = [f"{script}.py", "--env", ENVS[script][0], "--seed", "3"]
+    monkeypatch.setattr(sys, "argv", words.copy())
+    module = importlib.import_module(script)
+    parse(module.__file__, module.Config, module.PRESETS)
+    assert sys.argv == words

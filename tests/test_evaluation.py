@@ -1,0 +1,204 @@
+"""common/evaluation.py: whole episodes, each environment giving exactly one."""
+
+import functools
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from gymnax.environments import environment, spaces
+
+from common.environment import make_env
+from common.evaluation import UNLIMITED, evaluate
+
+LIMIT = 5
+CONSTANT_LENGTHS = {"Short": 2, "Truncated": 9, "Both": LIMIT}
+
+
+@struct.dataclass
+class LengthsState(environment.EnvState):
+    length: jax.Array  # steps until the episode terminates
+    target: jax.Array  # the action that is paid for
+
+
+@struct.dataclass
+class NoLimit:
+    """Parameters that name no time limit."""
+
+
+class Lengths(environment.Environment):
+    """The observation is (length, target). Each step with the target as action is paid `length`.
+
+    The right actions therefore return length * min(length, LIMIT), a square, which no two episodes can add up to.
+    """
+
+    def __init__(self, lengths, limit=LIMIT, named_limit=LIMIT):
+        self.lengths, self.limit, self.named_limit = jnp.array(lengths, jnp.int32), limit, named_limit
+
+    @property
+    def default_params(self):
+        return NoLimit() if self.named_limit is None else environment.EnvParams(max_steps_in_episode=self.named_limit)
+
+    def is_truncated(self, state, params):
+        return state.time >= self.limit
+
+    def observed(self, state):
+        return jnp.stack([state.length, state.target]).astype(jnp.float32)
+
+    def reset_env(self, key, params):
+        length_key, target_key = jax.random.split(key)
+        length = jax.random.choice(length_key, self.lengths)
+        state = LengthsState(jnp.int32(0), length, jax.random.randint(target_key, (), 0, 3, jnp.int32))
+        return self.observed(state), state
+
+    def step_env(self, key, state, action, params):
+        reward = jnp.where(action == state.target, state.length, 0).astype(jnp.float32)
+        target = jax.random.randint(key, (), 0, 3, jnp.int32)
+        state = LengthsState(state.time + 1, state.length, target)
+        return self.observed(state), state, reward, state.time >= state.length, {}
+
+    def action_space(self, params=None):
+        return spaces.Discrete(3)
+
+    def observation_space(self, params=None):
+        return spaces.Box(0, 10, (2,))
+
+
+FACTORIES = {
+    "Probe-Lengths": lambda: Lengths([1, 2, 3, 9]),
+    "Probe-Lengths-Without-Limit": lambda: Lengths([1, 2, 7], limit=100, named_limit=None),
+    "Probe-Lengths-Before-Limit": lambda: Lengths([1, 9], named_limit=100),
+    "Probe-Lengths-Endless": lambda: Lengths([2 * UNLIMITED], limit=2 * UNLIMITED, named_limit=None),
+    **{f"Probe-Lengths-{name}": functools.partial(Lengths, [length]) for name, length in CONSTANT_LENGTHS.items()},
+}
+for name, factory in FACTORIES.items():
+    if name not in gymnax.registered_envs:
+        gymnax.register(name, factory)
+
+
+def right_action(obs):
+    return obs[:, 1].astype(jnp.int32)
+
+
+@functools.cache
+def evaluator(name, act, num_episodes):
+    env = make_env(name)
+    return jax.jit(lambda key: evaluate(env, act, key, num_episodes))
+
+
+def episodes_of(name, act=right_action, num_episodes=2000, seed=0):
+    episodes = evaluator(name, act, num_episodes)(jax.random.key(seed))
+    return np.asarray(episodes["episode_return"]), np.asarray(episodes["episode_length"])
+
+
+def test_each_environment_plays_one_whole_episode():
+    returns, lengths = episodes_of("Probe-Lengths")
+    assert returns.shape == lengths.shape == (2000,)
+    assert returns.dtype == np.float32
+    assert lengths.dtype == np.int32
+    expected = {1: 1.0, 2: 4.0, 3: 9.0, LIMIT: 9.0 * LIMIT}
+    assert set(lengths) == set(expected)
+    np.testing.assert_array_equal(returns, [expected[length] for length in lengths])
+
+
+def test_short_episodes_do_not_count_more_often():
+    """The four lengths are equally likely. Of the first 2000 episodes to finish about half would have length 1."""
+    _, lengths = episodes_of("Probe-Lengths")
+    for length in (1, 2, 3, LIMIT):
+        assert np.mean(lengths == length) == pytest.approx(0.25, abs=0.05)
+
+
+@pytest.mark.parametrize("name", CONSTANT_LENGTHS)
+def test_an_episode_may_end_by_termination_by_its_limit_or_by_both(name):
+    length = CONSTANT_LENGTHS[name]
+    returns, lengths = episodes_of(f"Probe-Lengths-{name}", num_episodes=3)
+    np.testing.assert_array_equal(lengths, [min(length, LIMIT)] * 3)
+    np.testing.assert_array_equal(returns, [length * min(length, LIMIT)] * 3)
+
+
+def test_an_environment_need_not_name_a_limit():
+    returns, lengths = episodes_of("Probe-Lengths-Without-Limit", num_episodes=50)
+    assert set(lengths) == {1, 2, 7}
+    np.testing.assert_array_equal(returns, lengths**2)
+
+
+def test_an_episode_may_be_truncated_before_the_limit_that_the_environment_names():
+    returns, lengths = episodes_of("Probe-Lengths-Before-Limit", num_episodes=50)
+    assert set(lengths) == {1, LIMIT}
+    np.testing.assert_array_equal(returns, np.where(lengths == 1, 1, 9 * LIMIT))
+
+
+def test_an_evaluation_that_never_ends_is_cut():
+    _, lengths = episodes_of("Probe-Lengths-Endless", num_episodes=1)
+    np.testing.assert_array_equal(lengths, [UNLIMITED])
+
+
+def test_each_step_has_randomness_of_its_own():
+    """Of the targets of five steps any number may be 0. With one key for all steps the last four would be the same."""
+    returns, _ = episodes_of("Probe-Lengths-Truncated", lambda obs: jnp.zeros(len(obs), jnp.int32), 500)
+    assert set(returns / 9) >= {0, 1, 2, 3, 4}
+
+
+def test_one_environment_is_enough():
+    returns, lengths = episodes_of("Probe-Lengths", num_episodes=1)
+    assert (float(returns[0]), int(lengths[0])) in {(1.0, 1), (4.0, 2), (9.0, 3), (9.0 * LIMIT, LIMIT)}
+
+
+def test_the_policy_sees_the_current_observation_and_its_action_is_what_the_environment_receives():
+    """The target changes in every step, so only its current observation tells the action that is paid for."""
+
+    def wrong_action(obs):
+        return (right_action(obs) + 1) % 3
+
+    def one_action(obs):
+        return jnp.zeros(len(obs), jnp.int32)
+
+    assert episodes_of("Probe-Lengths", wrong_action)[0].max() == 0.0
+    returns, _ = episodes_of("Probe-Lengths", one_action)
+    best, _ = episodes_of("Probe-Lengths")
+    assert 0.25 < returns.mean() / best.mean() < 0.42  # a third of the targets
+
+
+def test_episodes_are_independent_and_belong_to_the_key():
+    _, lengths = episodes_of("Probe-Lengths", num_episodes=50)
+    _, again = episodes_of("Probe-Lengths", num_episodes=50)
+    _, other = episodes_of("Probe-Lengths", num_episodes=50, seed=1)
+    np.testing.assert_array_equal(lengths, again)
+    assert len(set(lengths)) == 4
+    assert (lengths != other).any()
+
+
+def test_evaluation_does_not_depend_on_the_number_of_lanes():
+    """Each lane has its own policy. Lanes whose episodes are all over wait for the others without counting anything."""
+    env = make_env("Probe-Lengths")
+
+    def lane(key, shift):
+        return evaluate(env, lambda obs: (right_action(obs) + shift) % 3, key, 2)
+
+    keys, shifts = jax.random.split(jax.random.key(0), 8), jnp.arange(8, dtype=jnp.int32) // 6
+    together = jax.jit(jax.vmap(lane))(keys, shifts)
+    alone = [jax.jit(lane)(key, shift) for key, shift in zip(keys, shifts, strict=True)]
+    assert len({int(x["episode_length"].max()) for x in alone}) > 1
+    for name, x in together.items():
+        np.testing.assert_array_equal(x, [single[name] for single in alone])
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+def test_the_policy_without_a_key_is_greedy(name):
+    """Its action is the one most often sampled or, of a continuous policy, the median of the samples."""
+    import ppo
+
+    algorithm = ppo.make(ppo.Config(env=name, num_envs=1, num_steps=4, num_minibatches=1, hidden_sizes=(8,)))
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    state = state.replace(params=jax.tree.map(lambda x: 5.0 * x, state.params))  # far from uniform
+    obs = jax.random.normal(jax.random.key(1), (5, *state.obs.shape[1:]))
+    greedy = jax.jit(algorithm.act)(state, obs)
+    sample = jax.jit(jax.vmap(algorithm.act, in_axes=(None, None, 0)))
+    sampled = np.asarray(sample(state, obs, jax.random.split(jax.random.key(2), 2000)))  # [2000, 5, ...]
+    assert (sampled != sampled[0]).any()
+    if jnp.issubdtype(greedy.dtype, jnp.integer):
+        np.testing.assert_array_equal(greedy, [np.bincount(x).argmax() for x in sampled.T])
+    else:
+        np.testing.assert_allclose(greedy, np.median(sampled, axis=0), atol=0.3)

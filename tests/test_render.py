@@ -1,0 +1,119 @@
+"""python -m common.render: a saved policy as an animation."""
+
+import shutil
+
+import pytest
+from helpers import SCRIPTS, call, capture, execute, shared_compilations, small_run
+from PIL import Image
+
+from common import render
+
+# Drawable and not, with actions that the script takes.
+DRAWN = {"ppo": "CartPole-v1", "dqn": "CartPole-v1", "sac": "Pendulum-v1", "td3": "Pendulum-v1"}
+NOT_DRAWN = {
+    "ppo": "MemoryChain-bsuite",
+    "dqn": "MemoryChain-bsuite",
+    "sac": "Reacher-misc",
+    "td3": "Reacher-misc",
+}
+
+
+@pytest.fixture(scope="module", params=SCRIPTS)
+def script(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compilations(tmp_path_factory):
+    with shared_compilations(tmp_path_factory) as folder:
+        yield folder
+
+
+def trained(script, env, folder, **options):
+    """The folder of a very short run."""
+    result = call(script, *small_run(script, 1, env=env, out=str(folder), name="drawn", eval_episodes=0, **options))
+    assert result.status == 0, result
+    return folder / script / env / "drawn"
+
+
+@pytest.fixture(scope="module")
+def run(script, compilations, tmp_path_factory):
+    """A run of two seeds in an environment that can be drawn."""
+    return trained(script, DRAWN[script], tmp_path_factory.mktemp(script))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def draw(*words):
+    """The command line in this process."""
+    return capture(render.main, "render", *map(str, words))
+
+
+def assert_refused(result, *words):
+    assert result.status == 2, result
+    assert result.stderr.startswith("error: "), result
+    assert result.stderr.count("\n") == 1, result
+    for word in words:
+        assert str(word) in result.stderr, result
+
+
+def test_an_episode_becomes_an_animation(run, folder):
+    words = ["--seed-index", "1", "--out", "new/folder/episode.gif", "--max-steps", "4"]
+    result = execute("-m", "common.render", str(run), *words, cwd=folder)
+    assert (result.status, result.stderr) == (0, "")
+    assert result.stdout.startswith("4 steps, return ")
+    assert result.stdout.endswith("written to new/folder/episode.gif\n")
+    with Image.open(folder / "new/folder/episode.gif") as animation:
+        assert animation.format == "GIF"
+        assert animation.n_frames == 4
+        frames = []
+        for i in range(animation.n_frames):
+            animation.seek(i)
+            frames.append(animation.convert("RGB").tobytes())
+    assert len(set(frames)) > 1, "nothing moves"
+    assert [path.name for path in folder.iterdir()] == ["new"]
+
+
+def test_an_environment_that_gymnax_cannot_draw(script, folder, tmp_path_factory):
+    other = trained(script, NOT_DRAWN[script], tmp_path_factory.mktemp("other"), num_seeds=1)
+    assert_refused(draw(other), f"cannot draw {NOT_DRAWN[script]}", "CartPole-v1")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_run_that_is_not_there(folder):
+    assert_refused(draw("nowhere"), "nowhere")
+    (folder / "empty").mkdir()
+    assert_refused(draw("empty"), "empty")
+
+
+def test_a_run_without_a_checkpoint(run, folder):
+    copied = shutil.copytree(run, folder / "copied")
+    shutil.rmtree(copied / "checkpoint")
+    assert_refused(draw(copied), copied, "checkpoint")
+
+
+@pytest.mark.parametrize("index", [2, -1])
+def test_a_seed_that_the_run_does_not_have(run, folder, index):
+    assert_refused(draw(run, "--seed-index", index), run, "0 to 1", index)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written(run, folder):
+    (folder / "file").write_text("")
+    assert_refused(draw(run, "--max-steps", 2, "--out", "file/episode.gif"), "file")
+
+
+@pytest.mark.xfail(strict=True, reason="IndexError")
+def test_no_steps(run):
+    assert_refused(draw(run, "--max-steps", 0), "max_steps")
+
+
+def test_the_run_must_be_named():
+    result = draw()
+    assert result.status == 2
+    assert "run" in result.stderr.lower()
+    assert "Traceback" not in result.stderr
