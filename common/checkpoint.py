@@ -7,12 +7,16 @@ import importlib.util
 import json
 import logging
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+from jax.sharding import SingleDeviceSharding
 
+RECORD = {"algorithm", "script", "config", "seed", "num_seeds"}  # what config.json needs for a run to be loaded
 logging.getLogger("absl").setLevel(logging.ERROR)  # orbax reports each of its steps
 
 
@@ -24,7 +28,7 @@ def _manager(directory: Path) -> ocp.CheckpointManager:
 def save(directory: Path, iteration: int, state: Any, with_buffer: bool = True) -> None:
     """Save the State after `iteration` iterations; on return it is on disk and the previous checkpoint is gone.
 
-    A replay buffer is an item of its own, so that a policy can be loaded without it.
+    A replay buffer is an item of its own, so that a policy can be loaded without it. Checksums go along.
 
     Raises:
         OSError: `directory` cannot be written.
@@ -33,9 +37,20 @@ def save(directory: Path, iteration: int, state: Any, with_buffer: bool = True) 
     items = {"state": state if buffer is None else state.replace(buffer=None)}
     if buffer is not None and with_buffer:
         items["buffer"] = buffer
+    args = {name: ocp.args.StandardSave(item) for name, item in items.items()}
+    args["checksums"] = ocp.args.JsonSave({name: checksums(item) for name, item in items.items()})
     with _manager(directory) as manager:
-        args = ocp.args.Composite(**{name: ocp.args.StandardSave(item) for name, item in items.items()})
-        manager.save(iteration, args=args, force=True)
+        manager.save(iteration, args=ocp.args.Composite(**args), force=True)
+
+
+def checksums(tree: Any) -> list[str]:
+    """Type, shape and CRC-32 of each array, in the order of the leaves."""
+
+    def checksum(x):
+        data = jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        return f"{x.dtype} {x.shape} {zlib.crc32(np.ascontiguousarray(data).tobytes()):08x}"
+
+    return [checksum(x) for x in jax.tree.leaves(tree)]
 
 
 def latest_iteration(directory: Path) -> int | None:
@@ -58,15 +73,24 @@ def restore(directory: Path, iteration: int, abstract_state: Any, with_buffer: b
     path = directory / str(iteration)
     buffer = getattr(abstract_state, "buffer", None)
     items = {"state": abstract_state if buffer is None else abstract_state.replace(buffer=None)}
-    if buffer is not None and with_buffer and (path / "buffer").exists():
-        items["buffer"] = buffer
+    device = SingleDeviceSharding(jax.local_devices()[0])  # the run may have been saved on another number of devices
     try:
         with _manager(directory) as manager:
-            args = ocp.args.Composite(**{name: ocp.args.StandardRestore(item) for name, item in items.items()})
-            restored = manager.restore(iteration, args=args)
+            saved = manager.restore(iteration, args=ocp.args.Composite(checksums=ocp.args.JsonRestore()))["checksums"]
+            if buffer is not None and with_buffer and "buffer" in saved:
+                items["buffer"] = buffer
+            targets = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), items)
+            args = {name: ocp.args.StandardRestore(target) for name, target in targets.items()}
+            restored = manager.restore(iteration, args=ocp.args.Composite(**args))
     except Exception as error:  # orbax and tensorstore raise a wide variety
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ValueError(f"the checkpoint {path} is damaged or of another shape: {reason}") from error
+    for name, item in items.items():
+        wanted, found = ([(x.shape, x.dtype) for x in jax.tree.leaves(tree)] for tree in (item, restored[name]))
+        if found != wanted:
+            raise ValueError(f"the checkpoint {path} holds arrays of another shape or type")
+        if checksums(restored[name]) != saved[name]:
+            raise ValueError(f"the checkpoint {path} is damaged: its checksums do not fit")
     return restored["state"].replace(buffer=restored["buffer"]) if "buffer" in items else restored["state"]
 
 
@@ -103,10 +127,13 @@ def load(run_dir: str | Path, seed_index: int = 0) -> tuple[Any, Any, Any]:
 def read_record(run_dir: Path) -> dict[str, Any]:
     """What config.json says. Raises ValueError if it is missing or damaged."""
     try:
-        return json.loads((run_dir / "config.json").read_text())
+        record = json.loads((run_dir / "config.json").read_text())
+        if not isinstance(record, dict) or not record.keys() >= RECORD:
+            raise ValueError(f"it needs the fields {', '.join(sorted(RECORD))}")
+        return record
     except FileNotFoundError:
         raise ValueError(f"no run in {run_dir}: it has no config.json") from None
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"{run_dir / 'config.json'} cannot be read: {error}") from error
 
 
@@ -123,12 +150,19 @@ def read_config(config_class: type, record: dict[str, Any]) -> Any:
 
 
 def import_script(path: str) -> Any:
-    """Import a script by its file, as a module of its own name."""
+    """Import a script by its file, as a module of its own name. Raises ValueError if it is not there."""
     name = Path(path).stem
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or not Path(path).exists():
-            raise ValueError(f"the script {path} that made the run is not there any more")
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+    known = sys.modules.get(name)
+    if known is not None and Path(known.__file__).resolve() == Path(path).resolve():
+        return known
+    if not Path(path).exists():
+        raise ValueError(f"the script {path} that made the run is not there any more")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

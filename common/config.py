@@ -18,6 +18,7 @@ def check_config(config) -> None:
         value, hint = getattr(config, field.name), hints[field.name]
         if not _fits(value, hint):
             name = getattr(hint, "__name__", str(hint)) if typing.get_origin(hint) is None else str(hint)
+            name = "a positive int" if hint is int else name
             traced = " (only float fields may be swept)" if isinstance(value, jax.Array) else ""
             raise ValueError(f"{field.name} must be {name.replace('typing.', '')}, not {value!r}{traced}")
     if config.num_iterations < 1:
@@ -42,5 +43,5 @@ def _fits(value, hint) -> bool:
             isinstance(value, jax.Array) and value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.floating)
         )
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 1
     return isinstance(value, hint)

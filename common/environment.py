@@ -103,14 +103,14 @@ def make_env(name: str) -> Environment:
         raise ValueError(
             f"{name} has the action space {action_space}; these scripts take Discrete(n) or a Box of shape (n,)"
         )
-    if not np.all(np.isfinite([action_space.low, action_space.high])):
+    if not all(np.isfinite(bound).all() for bound in (action_space.low, action_space.high)):
         raise ValueError(f"{name} has the unbounded action space {action_space}; give its Box finite bounds")
     return environment
 
 
 def scale_action(action: jax.Array, space: spaces.Box) -> jax.Array:
     """Clip an action [..., n] to [-1, 1] and map it linearly to the box, per dimension."""
-    low, high = jnp.asarray(space.low, action.dtype), jnp.asarray(space.high, action.dtype)
+    low, high = (jnp.broadcast_to(jnp.asarray(x, action.dtype), action.shape) for x in (space.low, space.high))
     return low + 0.5 * (jnp.clip(action, -1, 1) + 1) * (high - low)
 
 

@@ -36,8 +36,8 @@ def update_statistics(statistics: RunningStatistics, batch: jax.Array) -> Runnin
 
 def normalize(statistics: RunningStatistics, x: jax.Array, clip: float = 10.0) -> jax.Array:
     """(x - mean) / std, clipped; x [..., *shape]. The 1e-8 keeps constant features finite."""
-    x = (x.astype(jnp.float32) - statistics.mean) * jax.lax.rsqrt(statistics.variance + 1e-8)
-    return jnp.clip(x, -clip, clip)
+    mean, variance = (jnp.broadcast_to(moment, x.shape) for moment in (statistics.mean, statistics.variance))
+    return jnp.clip((x.astype(jnp.float32) - mean) * jax.lax.rsqrt(variance + 1e-8), -clip, clip)
 
 
 @struct.dataclass

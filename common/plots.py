@@ -8,7 +8,7 @@ from matplotlib.ticker import EngFormatter
 from common.statistics import Curve
 
 
-def plot_curve(curve: Curve, title: str, path: Path) -> None:
+def plot_curve(path: Path, curve: Curve, title: str) -> None:
     """Write the IQM over seeds with its 95 % interval and a thin line for each seed.
 
     Raises OSError if `path` cannot be written.

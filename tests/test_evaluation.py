@@ -48,14 +48,14 @@ class Lengths(environment.Environment):
         return jnp.stack([state.length, state.target]).astype(jnp.float32)
 
     def reset_env(self, key, params):
-        length_key, target_key = jax.random.split(key)
-        length = jax.random.choice(length_key, self.lengths)
-        state = LengthsState(jnp.int32(0), length, jax.random.randint(target_key, (), 0, 3, jnp.int32))
+        number = jax.random.bits(key)
+        length = self.lengths[number // 3 % len(self.lengths)]
+        state = LengthsState(jnp.int32(0), length, (number % 3).astype(jnp.int32))
         return self.observed(state), state
 
     def step_env(self, key, state, action, params):
         reward = jnp.where(action == state.target, state.length, 0).astype(jnp.float32)
-        target = jax.random.randint(key, (), 0, 3, jnp.int32)
+        target = (jax.random.bits(key) % 3).astype(jnp.int32)
         state = LengthsState(state.time + 1, state.length, target)
         return self.observed(state), state, reward, state.time >= state.length, {}
 
@@ -80,6 +80,14 @@ for name, factory in FACTORIES.items():
 
 def right_action(obs):
     return obs[:, 1].astype(jnp.int32)
+
+
+def wrong_action(obs):
+    return (right_action(obs) + 1) % 3
+
+
+def one_action(obs):
+    return jnp.zeros(len(obs), jnp.int32)
 
 
 @functools.cache
@@ -119,13 +127,13 @@ def test_an_episode_may_end_by_termination_by_its_limit_or_by_both(name):
 
 
 def test_an_environment_need_not_name_a_limit():
-    returns, lengths = episodes_of("Probe-Lengths-Without-Limit", num_episodes=50)
+    returns, lengths = episodes_of("Probe-Lengths-Without-Limit")
     assert set(lengths) == {1, 2, 7}
     np.testing.assert_array_equal(returns, lengths**2)
 
 
 def test_an_episode_may_be_truncated_before_the_limit_that_the_environment_names():
-    returns, lengths = episodes_of("Probe-Lengths-Before-Limit", num_episodes=50)
+    returns, lengths = episodes_of("Probe-Lengths-Before-Limit")
     assert set(lengths) == {1, LIMIT}
     np.testing.assert_array_equal(returns, np.where(lengths == 1, 1, 9 * LIMIT))
 
@@ -137,7 +145,7 @@ def test_an_evaluation_that_never_ends_is_cut():
 
 def test_each_step_has_randomness_of_its_own():
     """Of the targets of five steps any number may be 0. With one key for all steps the last four would be the same."""
-    returns, _ = episodes_of("Probe-Lengths-Truncated", lambda obs: jnp.zeros(len(obs), jnp.int32), 500)
+    returns, _ = episodes_of("Probe-Lengths-Truncated", one_action)
     assert set(returns / 9) >= {0, 1, 2, 3, 4}
 
 
@@ -149,12 +157,6 @@ def test_one_environment_is_enough():
 def test_the_policy_sees_the_current_observation_and_its_action_is_what_the_environment_receives():
     """The target changes in every step, so only its current observation tells the action that is paid for."""
 
-    def wrong_action(obs):
-        return (right_action(obs) + 1) % 3
-
-    def one_action(obs):
-        return jnp.zeros(len(obs), jnp.int32)
-
     assert episodes_of("Probe-Lengths", wrong_action)[0].max() == 0.0
     returns, _ = episodes_of("Probe-Lengths", one_action)
     best, _ = episodes_of("Probe-Lengths")
@@ -162,9 +164,9 @@ def test_the_policy_sees_the_current_observation_and_its_action_is_what_the_envi
 
 
 def test_episodes_are_independent_and_belong_to_the_key():
-    _, lengths = episodes_of("Probe-Lengths", num_episodes=50)
-    _, again = episodes_of("Probe-Lengths", num_episodes=50)
-    _, other = episodes_of("Probe-Lengths", num_episodes=50, seed=1)
+    _, lengths = episodes_of("Probe-Lengths")
+    _, again = episodes_of("Probe-Lengths")
+    _, other = episodes_of("Probe-Lengths", seed=1)
     np.testing.assert_array_equal(lengths, again)
     assert len(set(lengths)) == 4
     assert (lengths != other).any()

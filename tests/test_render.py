@@ -107,7 +107,6 @@ def test_a_file_that_cannot_be_written(run, folder):
     assert_refused(draw(run, "--max-steps", 2, "--out", "file/episode.gif"), "file")
 
 
-@pytest.mark.xfail(strict=True, reason="IndexError")
 def test_no_steps(run):
     assert_refused(draw(run, "--max-steps", 0), "max_steps")
 

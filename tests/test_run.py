@@ -165,9 +165,9 @@ def test_metrics_have_a_row_per_seed_and_a_column_per_iteration(script, undistur
     assert env_steps[-1] == config.total_timesteps
     assert metrics.keys() >= {"episode_return", "episode_length", "num_episodes"}
     assert len(metrics) > 5
-    for name, x in metrics.items():
-        assert x.shape == (2, ITERATIONS), name
-        assert not np.array_equal(x[0], x[1], equal_nan=True) or (x == x[0, 0]).all(), f"{name}: both seeds are one"
+    assert {name: x.shape for name, x in metrics.items()} == dict.fromkeys(metrics, (2, ITERATIONS))
+    differing = [name for name, x in metrics.items() if not np.array_equal(x[0], x[1], equal_nan=True)]
+    assert len(differing) >= len(metrics) // 2, f"both seeds are one, but for {differing}"
 
 
 def test_the_learning_curve_is_a_table_and_a_picture(script, undisturbed):
@@ -280,7 +280,7 @@ def test_a_finished_run_can_be_lengthened(script):
     assert_finished(call(script, *small_run(script, 12, name="long", **changes)))
     assert_finished(call(script, *small_run(script, 6, name="short", **{**changes, "num_segments": 6})))
     long, short = directory_of(script, "long"), directory_of(script, "short")
-    assert run_differences(short, long) == ["iteration 6 and 12"] or run_differences(short, long)[0].startswith("iter")
+    assert (saved_state(short)[0], saved_state(long)[0]) == (6, 12)
     total = small_config(script, 12).total_timesteps
     result = call(script, "--resume", str(short), *flags(total_timesteps=total, num_segments=12, eval_episodes=2))
     assert_finished(result)
@@ -419,9 +419,9 @@ BAD_OF = {
         ("no steps", {"num_steps": 0}, ["num_steps"], DIVIDES),
         ("no epochs", {"num_epochs": 0}, ["num_epochs"], DIVIDES),
     ],
-    "dqn": [("more than the memory holds", {"buffer_size": 10**12}, ["--buffer-size", "memory"])],
-    "sac": [("more than the memory holds", {"buffer_size": 10**12}, ["--buffer-size", "memory"])],
-    "td3": [("more than the memory holds", {"buffer_size": 10**12}, ["--buffer-size", "memory"])],
+    "dqn": [("more than the memory holds", {"buffer_size": 2 * 10**9, "num_seeds": 64}, ["--buffer-size", "memory"])],
+    "sac": [("more than the memory holds", {"buffer_size": 2 * 10**9, "num_seeds": 64}, ["--buffer-size", "memory"])],
+    "td3": [("more than the memory holds", {"buffer_size": 2 * 10**9, "num_seeds": 64}, ["--buffer-size", "memory"])],
 }
 
 

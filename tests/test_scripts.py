@@ -196,7 +196,7 @@ def test_float_fields_can_be_swept(script, env):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_only_float_fields_can_be_swept(script):
     config = config_of(script, ACTIONS[script][0])
-    with pytest.raises(ValueError, match=r"num_envs must be int.*only float fields may be swept"):
+    with pytest.raises(ValueError, match=r"num_envs must be .*int.*only float fields may be swept"):
         jax.vmap(lambda n: algorithm_of(replace(config, num_envs=n)).init(SEEDS[0]))(jnp.array([1, 2]))
 
 
@@ -430,13 +430,13 @@ def test_runs_with(script, shape):
         ({"env": 3}, "env must be str, not 3"),
         ({"gamma": "0.9"}, "gamma must be float, not '0.9'"),
         ({"gamma": True}, "gamma must be float, not True"),
-        ({"num_envs": 4.0}, "num_envs must be int, not 4.0"),
-        ({"num_envs": True}, "num_envs must be int, not True"),
+        ({"num_envs": 4.0}, r"num_envs must be .*int, not 4\.0"),
+        ({"num_envs": True}, "num_envs must be .*int, not True"),
         ({"num_envs": -1}, "num_envs"),
         ({"num_envs": 0}, "num_envs"),
         ({"total_timesteps": 1}, "total_timesteps = 1"),
         ({"total_timesteps": 2**31}, r"total_timesteps = 2147483648.*2\*\*31"),
-        ({"total_timesteps": 5e5}, "total_timesteps must be int"),
+        ({"total_timesteps": 5e5}, "total_timesteps must be .*int"),
         ({"hidden_sizes": (8, "8")}, "hidden_sizes"),
         ({"activation": "nothing"}, "activation"),
     ],

@@ -222,7 +222,6 @@ def test_a_seed_whose_returns_are_nan_makes_the_mean_nan_and_leaves_the_others_a
     assert np.isnan(curve.mean).all()
 
 
-@pytest.mark.xfail(strict=True, reason="a NaN return is taken for a bin without episodes")
 def test_a_seed_that_diverges_does_not_keep_its_last_good_return():
     episode_return = np.array([[1.0, 2.0, np.nan, np.nan], [3.0, 3.0, 3.0, 3.0]])
     curve = learning_curve(np.array([10, 20, 30, 40]), episode_return, np.ones((2, 4), np.int32))
