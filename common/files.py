@@ -24,8 +24,11 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "orbax-checkp
 def write_atomically(path: Path, data: bytes) -> None:
     """Write aside and rename: after a kill `path` is the old file or the new one, never a part."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_bytes(data)
-    os.replace(aside, path)
+    try:
+        aside.write_bytes(data)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -45,7 +45,9 @@ def init_state(init: Callable, lanes: Lanes, keys: jax.Array) -> Any:
     A program of its own on one device: the QR of orthogonal initialisation is a LAPACK call, and inside a program
     that runs on several CPU devices such calls can wait for each other for ever.
     """
-    return lanes.place(jax.jit(jax.vmap(init))(keys))
+    state = jax.jit(jax.vmap(init))(keys)
+    # An environment may begin with a weakly typed number. A checkpoint has none, and the two would be two programs.
+    return lanes.place(jax.tree.map(lambda x: x.astype(x.dtype) if getattr(x, "weak_type", False) else x, state))
 
 
 def compile_segment(step: Callable, lanes: Lanes, state: Any, capacity: int) -> Callable:
