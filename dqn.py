@@ -191,7 +191,7 @@ def q_target(
     """
     action = q_select.argmax(axis=-1)
     value = jnp.take_along_axis(q_next, action[:, None], axis=-1).squeeze(-1)  # [batch_size]
-    return reward + gamma * (1.0 - terminated) * value
+    return reward + gamma * jnp.where(terminated, 0.0, value)
 
 
 def make(config: Config) -> Algorithm:

@@ -170,7 +170,7 @@ class ActorCritic(nn.Module):
         if self.is_discrete:
             policy = distrax.Categorical(logits=x)
         else:
-            log_std = self.param("log_std", nn.initializers.zeros, (self.num_outputs,))
+            log_std = self.param("log_std", nn.initializers.zeros, (self.num_outputs,), jnp.float32)
             std = jnp.exp(jnp.clip(log_std, -20.0, 2.0))
             policy = distrax.MultivariateNormalDiag(x, jnp.broadcast_to(std, x.shape))
         x = Torso(self.hidden_sizes, self.activation, self.is_image)(obs)
@@ -242,8 +242,8 @@ def gae(transitions: Transition, next_value: jax.Array, gamma: float, gae_lambda
     Returns:
         advantage and target (of the value), each [num_steps, num_envs].
     """
-    delta = transitions.reward + gamma * next_value * (1.0 - transitions.terminated) - transitions.value
-    decay = gamma * gae_lambda * (1.0 - (transitions.terminated | transitions.truncated))
+    delta = transitions.reward + gamma * jnp.where(transitions.terminated, 0.0, next_value) - transitions.value
+    decay = jnp.where(transitions.terminated | transitions.truncated, 0.0, gamma * gae_lambda)
 
     def accumulate(advantage, step):
         delta, decay = step

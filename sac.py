@@ -88,7 +88,20 @@ class Config:
         return self.learning_starts + iterations * self.steps_per_iteration
 
 
-PRESETS: dict[str, dict[str, Any]] = {}
+PRESETS: dict[str, dict[str, Any]] = {
+    "Pendulum-v1": {
+        "total_timesteps": 20_000,
+        "steps_per_iteration": 200,
+        "buffer_size": 20_000,
+        "batch_size": 128,
+        "tau": 0.01,
+        "actor_learning_rate": 2e-3,
+        "critic_learning_rate": 2e-3,
+        "alpha_learning_rate": 2e-3,
+        "gamma": 0.98,
+        "hidden_sizes": (64, 64),
+    },
+}
 
 
 # -- Networks -------------------------------------------------------------------------------------------------------
@@ -222,7 +235,7 @@ def soft_q_target(
         reward, terminated: [batch_size].
     """
     soft_value = q_next.min(axis=-1) - alpha * next_log_prob
-    return reward + gamma * (1.0 - terminated) * soft_value
+    return reward + gamma * jnp.where(terminated, 0.0, soft_value)
 
 
 def make(config: Config) -> Algorithm:

@@ -86,7 +86,20 @@ class Config:
         return self.learning_starts + iterations * self.steps_per_iteration
 
 
-PRESETS: dict[str, dict[str, Any]] = {}
+PRESETS: dict[str, dict[str, Any]] = {
+    "Pendulum-v1": {
+        "total_timesteps": 20_000,
+        "steps_per_iteration": 200,
+        "buffer_size": 20_000,
+        "batch_size": 128,
+        "tau": 0.01,
+        "actor_learning_rate": 2e-3,
+        "critic_learning_rate": 2e-3,
+        "exploration_noise": 0.2,
+        "gamma": 0.98,
+        "hidden_sizes": (64, 64),
+    },
+}
 
 
 # -- Networks -------------------------------------------------------------------------------------------------------
@@ -201,7 +214,7 @@ def q_target(q_next: jax.Array, reward: jax.Array, terminated: jax.Array, gamma:
         q_next: [batch_size, 2], target critics at the next observation and the smoothed action.
         reward, terminated: [batch_size].
     """
-    return reward + gamma * (1.0 - terminated) * q_next.min(axis=-1)
+    return reward + gamma * jnp.where(terminated, 0.0, q_next.min(axis=-1))
 
 
 def make(config: Config) -> Algorithm:

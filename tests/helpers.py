@@ -229,7 +229,7 @@ def capture(main, *argv: str) -> Result:
 
 @contextlib.contextmanager
 def shared_compilations(tmp_path_factory):
-    """Let all processes of a test session take compiled programs from one folder, this one too."""
+    """Let all processes of one pytest command take compiled programs from one folder, this one too."""
     folder = tmp_path_factory.getbasetemp()
     folder = (folder.parent if os.environ.get("PYTEST_XDIST_WORKER") else folder) / "compilations"
     before = {name: getattr(jax.config, name) for name in ("jax_compilation_cache_dir", _LEAST_TIME)}

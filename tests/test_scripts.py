@@ -79,6 +79,13 @@ def rank_promotion():
         yield
 
 
+@cache
+def one_lane_of(config):
+    """init and step of a single lane, compiled."""
+    algorithm = algorithm_of(config)
+    return jax.jit(algorithm.init), jax.jit(algorithm.step)
+
+
 def data(tree):
     """Leaves as numpy arrays, random keys as their integers."""
     leaves = jax.tree.leaves(tree)
@@ -142,6 +149,17 @@ def test_every_seed_differs_from_the_first_parameter_on(script, env):
 
 
 @each_script
+def test_exploration_and_environment_follow_the_key(script, env):
+    """From the same State but for the key, the first actions and the first rewards are already different."""
+    init, step = one_lane_of(config_of(script, env))
+    state = init(SEEDS[0])
+    row = int(probes.recorded(state.env_state).count[0])
+    records = [probes.recorded(step(state.replace(key=key), 0)[0].env_state) for key in SEEDS]
+    for field in ("action", "reward"):
+        assert len(np.unique([getattr(record, field)[:, row] for record in records], axis=0)) > NUM_SEEDS // 4, field
+
+
+@each_script
 def test_lanes_with_the_same_key_are_equal_and_lanes_do_not_see_each_other(script, env):
     run = lanes_of(config_of(script, env))
     before = run(SEEDS)
@@ -155,10 +173,9 @@ def test_lanes_with_the_same_key_are_equal_and_lanes_do_not_see_each_other(scrip
 def test_a_seed_alone_step_by_step_is_the_same_as_among_others(script, env):
     """To rounding, over the first three iterations; make_train is nothing but init and a scan of step."""
     config = config_of(script, env)
-    algorithm = algorithm_of(config)
-    assert algorithm._fields == ("init", "step", "act", "value")
-    state, step = jax.jit(algorithm.init)(SEEDS[7]), jax.jit(algorithm.step)
-    records = []
+    assert algorithm_of(config)._fields == ("init", "step", "act", "value")
+    init, step = one_lane_of(config)
+    state, records = init(SEEDS[7]), []
     for iteration in range(ITERATIONS):
         state, metrics = step(state, iteration)
         records.append(metrics)

@@ -1,0 +1,153 @@
+"""DQN, SAC and TD3: their mathematics against numpy, the promised numbers of updates, and a run of a few iterations."""
+
+import importlib
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import dqn
+import sac
+import td3
+
+SMALL = {
+    "learning_starts": 24,
+    "steps_per_iteration": 24,
+    "batch_size": 8,
+    "buffer_size": 60,
+    "hidden_sizes": (8,),
+    "total_timesteps": 24 + 3 * 24,
+}
+CONFIGS = {
+    "dqn": dqn.Config(**SMALL, target_interval=24),
+    "sac": sac.Config(**SMALL),
+    "td3": td3.Config(**SMALL),
+}
+RNG = np.random.default_rng(0)
+Q = RNG.normal(size=(6, 2)).astype(np.float32)
+REWARD = RNG.normal(size=6).astype(np.float32)
+TERMINATED = np.array([False, True, False, False, True, False])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rank_promotion():
+    with jax.numpy_rank_promotion("allow"):  # distrax needs it
+        yield
+
+
+def test_q_learning_target():
+    select = RNG.normal(size=(6, 2)).astype(np.float32)
+    target = dqn.q_target(jnp.asarray(Q), jnp.asarray(select), REWARD, TERMINATED, 0.9)
+    expected = [r + 0.9 * (1 - t) * q[np.argmax(s)] for r, t, q, s in zip(REWARD, TERMINATED, Q, select, strict=True)]
+    np.testing.assert_allclose(target, expected, rtol=1e-6)
+
+
+def test_clipped_double_q_target():
+    target = td3.q_target(jnp.asarray(Q), REWARD, TERMINATED, 0.9)
+    np.testing.assert_allclose(target, REWARD + 0.9 * (1 - TERMINATED) * Q.min(axis=1), rtol=1e-6)
+
+
+def test_soft_target_masks_value_and_entropy():
+    log_prob = RNG.normal(size=6).astype(np.float32)
+    target = sac.soft_q_target(jnp.asarray(Q), log_prob, 0.3, REWARD, TERMINATED, 0.9)
+    np.testing.assert_allclose(target, REWARD + 0.9 * (1 - TERMINATED) * (Q.min(axis=1) - 0.3 * log_prob), rtol=1e-5)
+
+
+def test_smoothing_clips_the_noise_and_the_action():
+    action, noise = jnp.array([[0.0], [0.0], [0.9]]), jnp.array([[0.2], [3.0], [0.4]])
+    np.testing.assert_allclose(td3.smooth(action, noise, 0.5), [[0.2], [0.5], [1.0]], rtol=1e-6)
+
+
+def test_squashed_log_prob_is_a_density():
+    """Numerically: the density over (-1, 1) integrates to 1, and equals the change of variables."""
+    x = np.linspace(-8, 8, 20_001).astype(np.float32)
+    action, log_prob = sac.squash(x[:, None], stats.norm.logpdf(x, 0.3, 0.8).astype(np.float32))
+    assert abs(np.trapezoid(np.exp(log_prob), action[:, 0]) - 1) < 1e-3
+    near = np.abs(x) < 2
+    expected = stats.norm.logpdf(x, 0.3, 0.8) - np.log1p(-(np.tanh(x.astype(np.float64)) ** 2))
+    np.testing.assert_allclose(np.asarray(log_prob)[near], expected[near], rtol=1e-4, atol=1e-5)
+
+
+def test_squashing_is_finite_far_in_the_tails():
+    def log_prob(x):
+        return sac.squash(jnp.full(1, x), jnp.float32(0))[1]
+
+    for x in (-1e3, -30.0, 30.0, 1e3):
+        assert np.isfinite(log_prob(x))
+        assert np.isfinite(jax.grad(log_prob)(x))
+
+
+def test_twin_critics_start_different():
+    params = sac.TwinCritic((8,), "relu").init(jax.random.key(0), jnp.zeros((1, 3)), jnp.zeros((1, 1)))
+    for kernel in (x for x in jax.tree.leaves(params) if x.ndim == 3):
+        assert (kernel[0] != kernel[1]).any()
+
+
+def count(opt_state):
+    """Adam's own count of updates."""
+    return int(next(x for x in jax.tree.leaves(opt_state) if x.dtype == jnp.int32 and x.ndim == 0))
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 4, 8])
+@pytest.mark.parametrize("script", ["dqn", "sac", "td3"])
+def test_updates_are_those_that_are_promised(script, num_envs):
+    changes = {"num_envs": num_envs, "train_interval": 4, "gradient_steps": 2}
+    config = replace(CONFIGS[script], **changes)
+    if num_envs == 3:
+        with pytest.raises(ValueError, match="num_envs = 3 and train_interval = 4"):
+            importlib.import_module(script).make(config)
+        return
+    state, _ = jax.jit(importlib.import_module(script).make_train(config))(jax.random.key(0))
+    promised = 3 * 24 * 2 // 4
+    if script == "dqn":
+        assert count(state.opt_state) == promised
+    else:
+        assert count(state.opt_state.critic) == promised
+        assert count(state.opt_state.actor) == promised // (2 if script == "td3" else 1)
+    assert int(state.buffer.size) == 60
+    assert int(state.buffer.position) == (24 + 3 * 24) % 60
+
+
+@pytest.mark.parametrize("script", ["dqn", "sac", "td3"])
+def test_seeds_differ_and_metrics_are_finite(script):
+    module, config = importlib.import_module(script), CONFIGS[script]
+    keys = jax.vmap(jax.random.key)(jnp.array([0, 1, 0]))
+    state, metrics = jax.jit(jax.vmap(module.make_train(config)))(keys)
+    for x in jax.tree.leaves(state.params):
+        assert (np.asarray(x[0]) == np.asarray(x[2])).all()
+    changed = [(np.asarray(x[0]) != np.asarray(x[1])).any() for x in jax.tree.leaves(state.params)]
+    assert all(changed)
+    for name, x in metrics.items():
+        assert x.shape == (3, 3)
+        assert np.isfinite(x).all() or name.startswith("episode_"), name
+
+
+def test_hard_target_updates_copy_the_online_network_when_they_are_due():
+    config = CONFIGS["dqn"]
+    state, _ = jax.jit(dqn.make_train(replace(config, target_interval=24)))(jax.random.key(0))
+    for online, target in zip(jax.tree.leaves(state.params), jax.tree.leaves(state.target_params), strict=True):
+        assert (online == target).all()
+    config = replace(config, target_interval=48)  # 72 env steps: due after 48, not at the end
+    state, _ = jax.jit(dqn.make_train(config))(jax.random.key(0))
+    pairs = zip(jax.tree.leaves(state.params), jax.tree.leaves(state.target_params), strict=True)
+    assert any((online != target).any() for online, target in pairs)
+
+
+def test_fixed_temperature_stays_bit_equal():
+    config = replace(CONFIGS["sac"], alpha_learning_rate=0.0, alpha=0.2)
+    state, _ = jax.jit(sac.make_train(config))(jax.random.key(0))
+    assert state.params.log_alpha == jnp.log(jnp.float32(0.2))
+
+
+@pytest.mark.parametrize(("script", "env"), [("dqn", "Pendulum-v1"), ("sac", "CartPole-v1"), ("td3", "CartPole-v1")])
+def test_the_wrong_kind_of_actions_is_refused(script, env):
+    with pytest.raises(ValueError, match=rf"{env} has .* use .*ppo\.py"):
+        importlib.import_module(script).make(replace(CONFIGS[script], env=env))
+
+
+def test_a_policy_delay_that_does_not_divide_is_refused():
+    with pytest.raises(ValueError, match="policy_delay = 3"):
+        td3.make(replace(CONFIGS["td3"], policy_delay=3))
