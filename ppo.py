@@ -347,7 +347,7 @@ def make(config: Config) -> Algorithm:
         grads, metrics = jax.grad(loss, has_aux=True)(state.params, state, batch)
         updates, opt_state = optimizer.update(grads, state.opt_state)
         params = optax.apply_updates(state.params, updates)
-        return state.replace(params=params, opt_state=opt_state), metrics | {"grad_norm": optax.global_norm(grads)}
+        return state.replace(params=params, opt_state=opt_state), metrics | {"grad_norm": optax.tree.norm(grads)}
 
     def learn(state, transitions):
         if config.normalize_reward:

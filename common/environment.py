@@ -121,10 +121,11 @@ def episode_metrics(info: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """
     ended = info["returned_episode"]
     num_episodes = ended.sum(dtype=jnp.int32)
+    divisor = jnp.maximum(num_episodes, 1).astype(jnp.float32)
     total_return = jnp.where(ended, info["returned_episode_returns"], 0).sum()
     total_length = jnp.where(ended, info["returned_episode_lengths"], 0).astype(jnp.float32).sum()
     return {
-        "episode_return": jnp.where(num_episodes > 0, total_return / jnp.maximum(num_episodes, 1), jnp.nan),
-        "episode_length": jnp.where(num_episodes > 0, total_length / jnp.maximum(num_episodes, 1), jnp.nan),
+        "episode_return": jnp.where(num_episodes > 0, total_return / divisor, jnp.nan),
+        "episode_length": jnp.where(num_episodes > 0, total_length / divisor, jnp.nan),
         "num_episodes": num_episodes,
     }
