@@ -314,12 +314,17 @@ def test_an_iteration_equals_numpy(case):
         assert metrics["clip_fraction"] > 0.05, (
             "the ratios have to leave the trust region for this test to say anything"
         )
-        np.testing.assert_allclose(
-            algorithm.value(before, record.next_obs[0]),
-            forward(config, to_float64(before.params), normalized(config, before, record.next_obs[0]))[1],
-            rtol=1e-4,
-            atol=1e-5,
-        )
+
+        obs = record.next_obs[0]
+        outputs, value = forward(config, to_float64(before.params), normalized(config, before, obs))
+        action = algorithm.act(before, obs)
+        np.testing.assert_allclose(algorithm.value(before, obs), value, rtol=1e-4, atol=1e-5)
+        if config.env in CONTINUOUS.values():
+            low, high = np.array(probes.TWO_DIMENSIONS.low), np.array(probes.TWO_DIMENSIONS.high)
+            expected_action = (low + high) / 2 + np.clip(outputs, -1, 1) * (high - low) / 2
+            np.testing.assert_allclose(action, expected_action, rtol=1e-4, atol=1e-4)
+        else:
+            np.testing.assert_array_equal(action, outputs.argmax(axis=-1))
 
 
 def normalized(config, state, obs):
@@ -406,7 +411,7 @@ def test_updates_are_counted_and_the_learning_rate_ends_at_zero():
         distances = jax.tree.map(lambda x, y: float(jnp.abs(x - y).max()), state.params, before.params)
         moved.append(max(jax.tree.leaves(distances)))
     assert moved[0] > moved[1] > 0
-    assert moved[2] == moved[3] == 0, "beyond the planned end the learning rate stays at 0"
+    assert max(moved[2:]) < 1e-6, "beyond the planned end the learning rate stays at 0, to rounding"
 
 
 def test_observation_statistics_are_those_of_all_observations():

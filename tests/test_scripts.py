@@ -304,8 +304,11 @@ def test_act_and_value_read_parameters_and_statistics_alone(script, env):
     for keys in ((), (SEEDS[0],)):
         np.testing.assert_array_equal(algorithm.act(state, obs, *keys), algorithm.act(bare, obs, *keys))
     np.testing.assert_array_equal(algorithm.value(state, obs), algorithm.value(bare, obs))
-    without_statistics = state.replace(obs_statistics=jax.tree.map(lambda x: x + 1, state.obs_statistics))
-    assert not np.array_equal(algorithm.value(state, obs), algorithm.value(without_statistics, obs))
+    shifted = state.replace(obs_statistics=jax.tree.map(lambda x: x + 1, state.obs_statistics))
+    assert not np.array_equal(algorithm.value(state, obs), algorithm.value(shifted, obs))
+    sharp = jax.tree.map(lambda x: 30 * x, state.params)  # so that another observation is another action
+    actions = [algorithm.act(x.replace(params=sharp), obs) for x in (state, shifted)]
+    assert not np.array_equal(*actions)
 
 
 @pytest.mark.parametrize("script", [script for script in SCRIPTS if CONTINUOUS in ACTIONS[script]])
