@@ -253,7 +253,7 @@ def make(config: Config) -> Algorithm:
         return network.apply(state.params, preprocess(state, obs)).max(axis=-1)
 
     def epsilon(env_steps):
-        progress = jnp.minimum(env_steps / (config.exploration_fraction * config.total_timesteps), 1.0)
+        progress = jnp.minimum(jnp.float32(env_steps) / (config.exploration_fraction * config.total_timesteps), 1.0)
         return config.epsilon_start + progress * (config.epsilon_end - config.epsilon_start)
 
     def env_step(state, inputs):

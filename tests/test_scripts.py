@@ -18,10 +18,23 @@ import pytest
 from common.environment import make_env
 
 probes.register()
-SCRIPTS = ["ppo"]
+SCRIPTS = ["ppo", "dqn", "sac", "td3"]
 
-# A short run of each script: three iterations of a few dozen steps.
-SHORT = {"ppo": {"num_envs": 2, "num_steps": 12, "num_epochs": 2, "num_minibatches": 2, "hidden_sizes": (8,)}}
+# A short run of each script: three iterations of 24 env steps.
+REPLAY = {
+    "num_envs": 2,
+    "steps_per_iteration": 24,
+    "learning_starts": 24,
+    "buffer_size": 64,
+    "batch_size": 8,
+    "hidden_sizes": (8,),
+}
+SHORT = {
+    "ppo": {"num_envs": 2, "num_steps": 12, "num_epochs": 2, "num_minibatches": 2, "hidden_sizes": (8,)},
+    "dqn": {**REPLAY, "target_interval": 12, "epsilon_end": 0.5},
+    "sac": REPLAY,
+    "td3": REPLAY,
+}
 ITERATIONS = 3
 # Every float field at another value, at which a short run is different from a default one.
 SWEPT = {
@@ -34,11 +47,39 @@ SWEPT = {
         "clip_eps": 1e-4,
         "vf_coef": 0.1,
         "ent_coef": 0.5,
-    }
+    },
+    "dqn": {
+        "tau": 0.5,
+        "learning_rate": 1e-2,
+        "adam_eps": 1e-2,
+        "max_grad_norm": 1e-3,
+        "gamma": 0.5,
+        "epsilon_start": 0.0,
+        "epsilon_end": 0.9,
+        "exploration_fraction": 0.1,
+    },
+    "sac": {
+        "tau": 0.5,
+        "actor_learning_rate": 1e-2,
+        "critic_learning_rate": 1e-2,
+        "alpha_learning_rate": 1e-1,
+        "alpha": 0.1,
+        "target_entropy": 1.0,
+        "gamma": 0.5,
+    },
+    "td3": {
+        "tau": 0.5,
+        "actor_learning_rate": 1e-2,
+        "critic_learning_rate": 1e-2,
+        "gamma": 0.5,
+        "exploration_noise": 0.5,
+        "target_noise": 1.0,
+        "target_noise_clip": 0.01,
+    },
 }
 # Environments of which a script takes the actions; where it has both kinds, the tests run in both.
 DISCRETE, CONTINUOUS = "Probe-Recorder", "Probe-Recorder-Continuous"
-ACTIONS = {"ppo": (DISCRETE, CONTINUOUS)}
+ACTIONS = {"ppo": (DISCRETE, CONTINUOUS), "dqn": (DISCRETE,), "sac": (CONTINUOUS,), "td3": (CONTINUOUS,)}
 CASES = [(script, env) for script in SCRIPTS for env in ACTIONS[script]]
 FIRST_CASES = [(script, ACTIONS[script][0]) for script in SCRIPTS]
 both_actions = pytest.mark.parametrize(("script", "env"), CASES)
@@ -137,9 +178,10 @@ SEEDS = jax.vmap(jax.random.key)(jnp.arange(NUM_SEEDS))
 @both_actions
 def test_every_seed_differs_from_the_first_parameter_on(script, env):
     state = jax.jit(jax.vmap(algorithm_of(config_of(script, env)).init))(SEEDS)
-    matrices = [x for x in data(state.params) if x.ndim >= 3]  # with the lane, [num_seeds, in, out]; biases begin at 0
-    assert matrices
-    for x in [*matrices, *data(state.obs), *data(state.key)]:
+    leaves = jax.tree_util.tree_leaves_with_path(state.params)
+    kernels = [x for path, x in leaves if "kernel" in jax.tree_util.keystr(path)]  # biases begin at 0
+    assert kernels
+    for x in [*kernels, *data(state.obs), *data(state.key)]:
         assert len(np.unique(x.reshape(NUM_SEEDS, -1), axis=0)) == NUM_SEEDS
     final, metrics = lanes_of(config_of(script, env))(SEEDS)
     for x in data((final.params, final.obs, final.key)):
@@ -251,9 +293,9 @@ def test_returns_are_raw_means_of_whole_episodes_and_nan_without_one(script):
 
 
 @cache
-def policy_of(script, env):
+def policy_of(script, env, **changes):
     """Algorithm, the State of one trained lane, and observations [64, *obs_shape]."""
-    config = config_of(script, env)
+    config = config_of(script, env, **changes)
     state, _ = lanes_of(config)(SEEDS)
     return (
         algorithm_of(config),
@@ -313,10 +355,10 @@ def test_act_and_value_read_parameters_and_statistics_alone(script, env):
 
 @pytest.mark.parametrize("script", [script for script in SCRIPTS if CONTINUOUS in ACTIONS[script]])
 def test_continuous_actions_reach_the_whole_box_and_never_leave_it(script):
-    """Parameters a thousand times too large push every action into a corner."""
-    algorithm, state, obs = policy_of(script, CONTINUOUS)
+    """Parameters ten thousand times too large push every action into a corner; tanh lets them be of either sign."""
+    algorithm, state, obs = policy_of(script, CONTINUOUS, activation="tanh")
     space = probes.TWO_DIMENSIONS
-    state = state.replace(params=jax.tree.map(lambda x: jnp.where(x == 0, 0.5, 1e3 * x), state.params))
+    state = state.replace(params=jax.tree.map(lambda x: jnp.where(x == 0, 0.5, 1e4 * x), state.params))
     actions = np.asarray(algorithm.act(state, obs))
     np.testing.assert_allclose(actions.min(axis=0), space.low, atol=1e-6)
     np.testing.assert_allclose(actions.max(axis=0), space.high, atol=1e-6)
@@ -407,6 +449,9 @@ SHAPES = {
     "bool observations, odd sizes": {
         "env": "Probe-Bool",
         "num_envs": 3,
+        "train_interval": 3,
+        "batch_size": 5,
+        "buffer_size": 31,
         "num_steps": 5,
         "num_epochs": 1,
         "num_minibatches": 3,
