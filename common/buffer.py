@@ -36,7 +36,9 @@ def add(buffer: Buffer, transitions: Any) -> Buffer:
         raise ValueError(f"{n} transitions do not fit a buffer of {capacity}")
     rows = (buffer.position + jnp.arange(n, dtype=jnp.int32)) % capacity
     return Buffer(
-        transitions=jax.tree.map(lambda old, new: old.at[rows].set(new.astype(old.dtype)), buffer.transitions, transitions),
+        transitions=jax.tree.map(
+            lambda old, new: old.at[rows].set(new.astype(old.dtype)), buffer.transitions, transitions
+        ),
         position=(buffer.position + n) % capacity,
         size=jnp.minimum(buffer.size + n, capacity),
     )

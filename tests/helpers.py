@@ -27,7 +27,7 @@ from common import checkpoint
 from common.run import run
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = ["ppo"]
+SCRIPTS = ["ppo", "dqn", "sac", "td3"]
 ENVS = {
     "ppo": ("CartPole-v1", "Pendulum-v1"),
     "dqn": ("CartPole-v1",),

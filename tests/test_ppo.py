@@ -11,6 +11,7 @@ import probes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import Adam, global_norm, mlp, normalized, numerical_gradient, to_float64
 
 from ppo import Config, Torso, Transition, gae, make
 
@@ -127,22 +128,11 @@ def compiled(config):
     return algorithm, jax.jit(algorithm.init), jax.jit(algorithm.step)
 
 
-def to_float64(tree):
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
-
-
-def mlp(torso, head, x, activation):
-    for i in range(len(torso)):
-        x = activation(x @ torso[f"Dense_{i}"]["kernel"] + torso[f"Dense_{i}"]["bias"])
-    return x @ head["kernel"] + head["bias"]
-
-
 def forward(config, params, obs):
     """Policy outputs [..., n] and values [...]."""
-    activation = {"tanh": np.tanh, "relu": lambda x: np.maximum(x, 0)}[config.activation]
     params = params["params"]
-    outputs = mlp(params.get("Torso_0", {}), params["Dense_0"], obs, activation)
-    return outputs, mlp(params.get("Torso_1", {}), params["Dense_1"], obs, activation)[..., 0]
+    outputs = mlp(params.get("Torso_0", {}), params["Dense_0"], obs, config.activation)
+    return outputs, mlp(params.get("Torso_1", {}), params["Dense_1"], obs, config.activation)[..., 0]
 
 
 def log_prob_and_entropy(params, outputs, action):
@@ -180,45 +170,18 @@ def reference_loss(config, params, batch):
     return policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy.mean(), metrics
 
 
-def numerical_gradient(loss, params, step=1e-6):
-    """Central differences in float64."""
-    leaves, structure = jax.tree.flatten(params)
-    grads = [np.zeros_like(leaf) for leaf in leaves]
-    for leaf, grad in zip(leaves, grads, strict=True):
-        for index in np.ndindex(leaf.shape):
-            center = leaf[index]
-            leaf[index] = center + step
-            above = loss(jax.tree.unflatten(structure, leaves))
-            leaf[index] = center - step
-            below = loss(jax.tree.unflatten(structure, leaves))
-            leaf[index] = center
-            grad[index] = (above - below) / (2 * step)
-    return jax.tree.unflatten(structure, grads)
-
-
 def reference_updates(config, params, batch, adam):
-    """All epochs over the whole batch. adam: mean, square and count, changed in place."""
+    """All epochs over the whole batch; adam remembers what came before."""
     records = []
     for _ in range(config.num_epochs):
         _, metrics = reference_loss(config, params, batch)
         grads = numerical_gradient(lambda params: reference_loss(config, params, batch)[0], params)
-        norm = np.sqrt(sum((grad**2).sum() for grad in jax.tree.leaves(grads)))
+        norm = global_norm(grads)
         records.append(metrics | {"grad_norm": norm})
         grads = jax.tree.map(lambda x, norm=norm: x * min(1.0, config.max_grad_norm / norm), grads)
         num_updates = config.num_iterations * config.num_epochs * config.num_minibatches
-        share = 1 - adam["count"] / num_updates if config.anneal_learning_rate else 1.0
-        adam["count"] += 1
-        adam["mean"] = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, adam["mean"], grads)
-        adam["square"] = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g**2, adam["square"], grads)
-        mean_scale, square_scale = 1 - 0.9 ** adam["count"], 1 - 0.999 ** adam["count"]
-        params = jax.tree.map(
-            lambda p, m, v, rate=share * config.learning_rate, ms=mean_scale, vs=square_scale: (
-                p - rate * (m / ms) / (np.sqrt(v / vs) + config.adam_eps)
-            ),
-            params,
-            adam["mean"],
-            adam["square"],
-        )
+        share = 1 - adam.count / num_updates if config.anneal_learning_rate else 1.0
+        params = adam.step(params, grads, share * config.learning_rate, config.adam_eps)
     return params, {name: np.mean([record[name] for record in records]) for name in records[0]}
 
 
@@ -241,10 +204,8 @@ def reference_batch(config, params, state, record, iteration):
     history = jax.tree.map(lambda x: np.moveaxis(np.asarray(x), 0, 1)[: rows.stop], record.replace(count=record.obs))
     done = history.terminated | history.truncated
     reward = scale_rewards_loop(history.reward, done, config.gamma) if config.normalize_reward else history.reward
-    obs, next_obs = history.obs[rows].astype(np.float64), history.next_obs[rows].astype(np.float64)
-    if config.normalize_obs:
-        mean, variance = to_float64((state.obs_statistics.mean, state.obs_statistics.variance))
-        obs, next_obs = (np.clip((x - mean) / np.sqrt(variance + 1e-8), -10, 10) for x in (obs, next_obs))
+    obs, next_obs = history.obs[rows], history.next_obs[rows]
+    obs, next_obs = (normalized(state.obs_statistics, x) for x in (obs, next_obs))
     action = history.action[rows]
     if config.env in CONTINUOUS.values():
         low, high = np.array(probes.TWO_DIMENSIONS.low), np.array(probes.TWO_DIMENSIONS.high)
@@ -293,7 +254,7 @@ def test_an_iteration_equals_numpy(case):
     ):  # narrow, so that no action is clipped by the box, and different per dimension
         state = state.replace(params={"params": state.params["params"] | {"log_std": jnp.array([-2.0, -1.7])}})
     params = to_float64(state.params)
-    adam = {"mean": jax.tree.map(np.zeros_like, params), "square": jax.tree.map(np.zeros_like, params), "count": 0}
+    adam = Adam(params)
     for iteration in range(2):
         before, (state, metrics) = state, step(state, iteration)
         record = probes.recorded(state.env_state)
@@ -303,7 +264,7 @@ def test_an_iteration_equals_numpy(case):
         assert min(jax.tree.leaves(moved)) > 0.005
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=2e-4), state.params, params)
         mean = optax.tree_utils.tree_get(state.opt_state, "mu")
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-5), mean, adam["mean"])
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-5), mean, adam.mean)
 
         expected |= reference_episodes(record, config, iteration)
         residual = batch["target"] - batch["value"]
@@ -316,7 +277,7 @@ def test_an_iteration_equals_numpy(case):
         )
 
         obs = record.next_obs[0]
-        outputs, value = forward(config, to_float64(before.params), normalized(config, before, obs))
+        outputs, value = forward(config, to_float64(before.params), normalized(before.obs_statistics, obs))
         action = algorithm.act(before, obs)
         np.testing.assert_allclose(algorithm.value(before, obs), value, rtol=1e-4, atol=1e-5)
         if config.env in CONTINUOUS.values():
@@ -325,14 +286,6 @@ def test_an_iteration_equals_numpy(case):
             np.testing.assert_allclose(action, expected_action, rtol=1e-4, atol=1e-4)
         else:
             np.testing.assert_array_equal(action, outputs.argmax(axis=-1))
-
-
-def normalized(config, state, obs):
-    obs = np.asarray(obs, np.float64)
-    if not config.normalize_obs:
-        return obs
-    mean, variance = to_float64((state.obs_statistics.mean, state.obs_statistics.variance))
-    return np.clip((obs - mean) / np.sqrt(variance + 1e-8), -10, 10)
 
 
 def test_images_pass_a_convolution():

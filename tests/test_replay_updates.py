@@ -1,0 +1,308 @@
+"""Iterations of DQN, SAC and TD3 against plain numpy: targets, losses, gradients, optimizers, target networks.
+
+The replay is made to return known rows and the noise to be known numbers; nothing else is replaced.
+"""
+
+import importlib
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import probes
+import pytest
+from reference import Adam, global_norm, mlp, normalized, numerical_gradient, to_float64
+
+import dqn
+import sac
+import td3
+
+probes.register()
+NUM_ITERATIONS = 4
+REPLAY = {
+    "num_envs": 2,
+    "learning_starts": 16,
+    "steps_per_iteration": 4,
+    "train_interval": 4,
+    "gradient_steps": 2,
+    "buffer_size": 24,
+    "batch_size": 6,
+    "total_timesteps": 16 + 4 * NUM_ITERATIONS,
+    "gamma": 0.9,
+}
+DQN = dqn.Config(
+    env="Probe-Recorder", hidden_sizes=(5,), target_interval=8, learning_rate=0.01, max_grad_norm=1e9, **REPLAY
+)
+CONTINUOUS = {"env": "Probe-Recorder-Continuous", "hidden_sizes": (4,), "tau": 0.3, **REPLAY}
+RATES = {"actor_learning_rate": 0.01, "critic_learning_rate": 0.02}
+SAC = sac.Config(**CONTINUOUS, **RATES, alpha=0.7, alpha_learning_rate=0.03, target_entropy=-0.4)
+TD3 = td3.Config(**CONTINUOUS, **RATES, target_noise=0.8, target_noise_clip=0.6)
+CASES = {
+    "dqn": replace(DQN, double=False),
+    "dqn, double": replace(DQN, adam_eps=0.01),
+    "dqn, dueling, clipped gradient, annealed": replace(
+        DQN, dueling=True, max_grad_norm=0.5, anneal_learning_rate=True, activation="tanh"
+    ),
+    "dqn, Huber, soft targets, normalised": replace(
+        DQN, loss="huber", tau=0.3, target_interval=4, normalize_obs=True, hidden_sizes=(5, 4)
+    ),
+    "sac": SAC,
+    "sac, fixed alpha, tanh": replace(SAC, alpha_learning_rate=0.0, alpha=0.3, activation="tanh"),
+    "sac, normalised": replace(SAC, normalize_obs=True, hidden_sizes=(4, 3), activation="tanh"),
+    "td3": TD3,
+    "td3, policy delay 1, tanh": replace(TD3, policy_delay=1, activation="tanh"),
+    "td3, normalised": replace(TD3, normalize_obs=True, gradient_steps=4, hidden_sizes=(4, 3), activation="tanh"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rank_promotion():
+    with jax.numpy_rank_promotion("allow"):  # distrax needs it; test_scripts.py has a test of this mode
+        yield
+
+
+def newest(buffer, key, shape):
+    """In place of the replay's draw: the rows written last, backwards."""
+    del key
+    rows = (buffer.position - 1 - jnp.arange(np.prod(shape)).reshape(shape)) % len(buffer.transitions.reward)
+    return jax.tree.map(lambda x: x[rows], buffer.transitions)
+
+
+def known_noise(key, shape=(), dtype=jnp.float32):
+    """In place of normal noise: numbers between -1.5 and 1.5."""
+    del key
+    return jnp.asarray(1.5 * np.sin(2.4 * np.arange(np.prod(shape, dtype=int)) + 0.3), dtype).reshape(shape)
+
+
+class Reference:
+    """One lane in float64; `update` is one update of everything on batches of the replay."""
+
+    def __init__(self, config, state):
+        self.config = config
+        self.params, self.target_params = to_float64((state.params, state.target_params))
+
+    def close(self, state):
+        """Compare what is learned."""
+        for mine, theirs in ((self.params, state.params), (self.target_params, state.target_params)):
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(y, x, rtol=1e-3, atol=2e-4), mine, theirs)
+
+    def mlp(self, params, x):
+        return mlp(params["params"].get("Torso_0", {}), params["params"]["Dense_0"], x, self.config.activation)
+
+
+class ReferenceDQN(Reference):
+    batches_per_update = 1
+
+    def __init__(self, config, state):
+        super().__init__(config, state)
+        self.adam = Adam(self.params)
+
+    def q(self, params, obs):
+        q = self.mlp(params, obs)
+        if not self.config.dueling:
+            return q
+        value = mlp(params["params"]["Torso_0"], params["params"]["Dense_1"], obs, self.config.activation)
+        return value + q - q.mean(axis=-1, keepdims=True)
+
+    def loss(self, params, target, batch):
+        q = np.array([row[action] for row, action in zip(self.q(params, batch.obs), batch.action, strict=True)])
+        error = q - target
+        if self.config.loss == "huber":
+            return np.mean(np.where(np.abs(error) < 1, error**2 / 2, np.abs(error) - 0.5)), q
+        return np.mean(error**2) / 2, q
+
+    def update(self, batches):
+        config, batch = self.config, batches[0]
+        select = self.q(self.params if config.double else self.target_params, batch.next_obs)
+        q_next = self.q(self.target_params, batch.next_obs)[np.arange(config.batch_size), select.argmax(axis=-1)]
+        target = batch.reward + config.gamma * (1 - batch.terminated) * q_next
+        loss, q = self.loss(self.params, target, batch)
+        grads = numerical_gradient(lambda params: self.loss(params, target, batch)[0], self.params)
+        grads = jax.tree.map(lambda x: x * min(1.0, config.max_grad_norm / global_norm(grads)), grads)
+        num_updates = NUM_ITERATIONS * config.gradient_steps
+        share = 1 - self.adam.count / num_updates if config.anneal_learning_rate else 1.0
+        self.params = self.adam.step(self.params, grads, share * config.learning_rate, config.adam_eps)
+        return {"q_loss": loss, "q_mean": q.mean()}
+
+    def end_iteration(self, iteration):
+        config, env_steps = self.config, (iteration + 1) * self.config.steps_per_iteration
+        if env_steps % config.target_interval == 0:
+            mix = lambda new, old: config.tau * new + (1 - config.tau) * old  # noqa: E731
+            self.target_params = jax.tree.map(mix, self.params, self.target_params)
+        progress = min(1.0, (16 + env_steps) / (config.exploration_fraction * config.total_timesteps))
+        return {"epsilon": config.epsilon_start + progress * (config.epsilon_end - config.epsilon_start)}
+
+    def close(self, state):
+        super().close(state)
+        mean = optax.tree_utils.tree_get(state.opt_state, "mu")
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(y, x, rtol=1e-3, atol=1e-4), self.adam.mean, mean)
+
+    def act_and_value(self, obs):
+        q = self.q(self.params, obs)
+        return q.argmax(axis=-1), q.max(axis=-1)
+
+
+class ReferenceActorCritic(Reference):
+    def __init__(self, config, state):
+        super().__init__(config, state)
+        self.critic_adam, self.actor_adam = Adam(self.params.critic), Adam(self.params.actor)
+
+    def q(self, critic, obs, action):
+        """[batch_size, 2]."""
+        one = lambda i: self.mlp(jax.tree.map(lambda x: x[i], critic), np.concatenate([obs, action], -1))[..., 0]  # noqa: E731
+        return np.stack([one(0), one(1)], axis=-1)
+
+    def update_critic(self, target, batch):
+        loss = lambda critic: sum(  # noqa: E731
+            np.mean((self.q(critic, batch.obs, batch.action)[:, i] - target) ** 2) for i in range(2)
+        )
+        metrics = {
+            "critic_loss": loss(self.params.critic),
+            "q_mean": self.q(self.params.critic, batch.obs, batch.action).mean(),
+        }
+        grads = numerical_gradient(loss, self.params.critic)
+        critic = self.critic_adam.step(self.params.critic, grads, self.config.critic_learning_rate)
+        self.params = self.params.replace(critic=critic)
+        return metrics
+
+    def update_actor(self, loss):
+        metrics = {"actor_loss": loss(self.params.actor)}
+        grads = numerical_gradient(loss, self.params.actor)
+        actor = self.actor_adam.step(self.params.actor, grads, self.config.actor_learning_rate)
+        self.params = self.params.replace(actor=actor)
+        return metrics
+
+    def mix(self, new, old):
+        return jax.tree.map(lambda x, y: self.config.tau * x + (1 - self.config.tau) * y, new, old)
+
+    def end_iteration(self, iteration):
+        del iteration
+        return {}
+
+    def close(self, state):
+        super().close(state)
+        for adam, opt_state in (
+            (self.critic_adam, state.opt_state.critic),
+            (self.actor_adam, state.opt_state.actor),
+        ):
+            mean = optax.tree_utils.tree_get(opt_state, "mu")
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(y, x, rtol=2e-3, atol=1e-4), adam.mean, mean)
+
+    def greedy(self, obs):
+        return np.tanh(self.mlp(self.params.actor, obs))
+
+    def act_and_value(self, obs):
+        low, high = np.array(probes.TWO_DIMENSIONS.low), np.array(probes.TWO_DIMENSIONS.high)
+        action = self.greedy(obs)
+        return low + (action + 1) / 2 * (high - low), self.q(self.params.critic, obs, action).min(axis=-1)
+
+
+class ReferenceSAC(ReferenceActorCritic):
+    batches_per_update = 1
+
+    def __init__(self, config, state):
+        super().__init__(config, state)
+        self.alpha_adam = Adam(self.params.log_alpha)
+
+    def sample(self, actor, obs):
+        """Action [batch_size, 2] and log-prob [batch_size] for the known noise."""
+        torso, heads = actor["params"]["Torso_0"], (actor["params"]["Dense_0"], actor["params"]["Dense_1"])
+        mean, log_std = (mlp(torso, head, obs, self.config.activation) for head in heads)
+        std = np.exp(np.clip(log_std, -20, 2))
+        noise = np.asarray(known_noise(None, mean.shape), np.float64)
+        x = mean + std * noise
+        density = -0.5 * noise**2 - np.log(std) - 0.5 * np.log(2 * np.pi) - np.log(1 - np.tanh(x) ** 2)
+        return np.tanh(x), density.sum(axis=-1)
+
+    def update(self, batches):
+        config, batch, alpha = self.config, batches[0], np.exp(self.params.log_alpha)
+        next_action, next_log_prob = self.sample(self.params.actor, batch.next_obs)
+        q_next = self.q(self.target_params, batch.next_obs, next_action).min(axis=-1)
+        target = batch.reward + config.gamma * (1 - batch.terminated) * (q_next - alpha * next_log_prob)
+        metrics = self.update_critic(target, batch)
+
+        def actor_loss(actor):
+            action, log_prob = self.sample(actor, batch.obs)
+            return np.mean(alpha * log_prob - self.q(self.params.critic, batch.obs, action).min(axis=-1))
+
+        entropy = -self.sample(self.params.actor, batch.obs)[1].mean()
+        metrics |= self.update_actor(actor_loss) | {"entropy": entropy, "alpha": alpha}
+        # d/d log_alpha of alpha * (entropy - target); two dimensions
+        grads = alpha * (entropy - 2 * config.target_entropy)
+        log_alpha = self.alpha_adam.step(self.params.log_alpha, grads, config.alpha_learning_rate)
+        self.params = self.params.replace(log_alpha=log_alpha)
+        self.target_params = self.mix(self.params.critic, self.target_params)
+        return metrics
+
+
+class ReferenceTD3(ReferenceActorCritic):
+    def __init__(self, config, state):
+        super().__init__(config, state)
+        self.batches_per_update = config.policy_delay
+
+    def update(self, batches, noise):
+        config, records = self.config, []
+        for batch, batch_noise in zip(batches, noise, strict=True):
+            smoothing = np.clip(config.target_noise * batch_noise, -config.target_noise_clip, config.target_noise_clip)
+            next_action = np.tanh(self.mlp(self.target_params.actor, batch.next_obs))
+            next_action = np.clip(next_action + smoothing, -1, 1)
+            q_next = self.q(self.target_params.critic, batch.next_obs, next_action).min(axis=-1)
+            target = batch.reward + config.gamma * (1 - batch.terminated) * q_next
+            records.append(self.update_critic(target, batch))
+        obs = batches[-1].obs
+        metrics = self.update_actor(
+            lambda actor: -np.mean(self.q(self.params.critic, obs, np.tanh(self.mlp(actor, obs)))[:, 0])
+        )
+        self.target_params = self.mix(self.params, self.target_params)
+        return {name: np.mean([record[name] for record in records]) for name in records[0]} | metrics
+
+
+REFERENCES = {"dqn": ReferenceDQN, "sac": ReferenceSAC, "td3": ReferenceTD3}
+
+
+def batches_of(config, state):
+    """What `newest` returns in the one cycle of an iteration, normalised as the networks see it."""
+    shape = (config.gradient_steps, config.batch_size)
+    batch = jax.tree.map(np.asarray, newest(state.buffer, None, shape))
+    batch = batch.replace(
+        obs=normalized(state.obs_statistics, batch.obs), next_obs=normalized(state.obs_statistics, batch.next_obs)
+    )
+    return [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(config.gradient_steps)]
+
+
+def obs_of(state):
+    """All of the buffer, as the networks see it."""
+    return normalized(state.obs_statistics, state.buffer.transitions.obs)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_iterations_equal_numpy(case, monkeypatch):
+    """Four iterations of one cycle each: parameters, targets, gradients, metrics, greedy action and value."""
+    config = CASES[case]
+    script = type(config).__module__
+    module = importlib.import_module(script)
+    algorithm = module.make(config)
+    state = jax.jit(algorithm.init)(jax.random.key(1))
+    reference = REFERENCES[script](config, state)
+    monkeypatch.setattr(module, "sample", newest)
+    monkeypatch.setattr(jax.random, "normal", known_noise)
+    step, act, value = jax.jit(algorithm.step), jax.jit(algorithm.act), jax.jit(algorithm.value)
+    for iteration in range(NUM_ITERATIONS):
+        state, metrics = step(state, iteration)
+        batches, records = batches_of(config, state), []
+        assert any(batch.terminated.any() for batch in batches)
+        noise = np.asarray(known_noise(None, (config.gradient_steps, config.batch_size, 2)), np.float64)
+        for i in range(0, config.gradient_steps, reference.batches_per_update):
+            rows = slice(i, i + reference.batches_per_update)
+            more = (noise[rows],) if script == "td3" else ()
+            records.append(reference.update(batches[rows], *more))
+        expected = {name: np.mean([record[name] for record in records]) for name in records[0]}
+        expected |= reference.end_iteration(iteration)
+        assert metrics.keys() - expected.keys() == {"episode_return", "episode_length", "num_episodes"}
+        for name, x in expected.items():
+            np.testing.assert_allclose(metrics[name], x, rtol=1e-3, atol=1e-4, err_msg=name)
+        reference.close(state)
+        obs = state.buffer.transitions.obs
+        for actual, x in zip((act(state, obs), value(state, obs)), reference.act_and_value(obs_of(state)), strict=True):
+            np.testing.assert_allclose(actual, x, rtol=1e-3, atol=1e-3)
