@@ -90,7 +90,33 @@ class Config:
         return self.learning_starts + iterations * self.steps_per_iteration
 
 
-PRESETS: dict[str, dict[str, Any]] = {}
+CLASSIC = {
+    "total_timesteps": 100_000,
+    "num_envs": 10,
+    "train_interval": 10,
+    "gradient_steps": 5,
+    "learning_rate": 1e-3,
+    "anneal_learning_rate": True,
+    "exploration_fraction": 0.2,
+}
+MINATAR = {  # Obando-Ceron & Castro 2021
+    "total_timesteps": 1_000_000,
+    "steps_per_iteration": 10_000,
+    "num_envs": 4,
+    "batch_size": 32,
+    "target_interval": 1_000,
+    "adam_eps": 3.125e-4,
+    "epsilon_end": 0.1,
+    "exploration_fraction": 0.1,
+    "hidden_sizes": (128,),
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "CartPole-v1": CLASSIC | {"target_interval": 100, "gamma": 0.98, "normalize_obs": True},
+    "Acrobot-v1": CLASSIC | {"target_interval": 250},
+    **dict.fromkeys(
+        ["Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "Seaquest-MinAtar", "SpaceInvaders-MinAtar"], MINATAR
+    ),
+}
 
 
 # -- Networks -------------------------------------------------------------------------------------------------------

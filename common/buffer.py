@@ -35,6 +35,10 @@ def add(buffer: Buffer, transitions: Any) -> Buffer:
     if n > capacity:
         raise ValueError(f"{n} transitions do not fit a buffer of {capacity}")
     rows = (buffer.position + jnp.arange(n, dtype=jnp.int32)) % capacity
+    if n == 1:
+        # On a CPU, XLA would fuse the write of a single row into the reads that follow, and copy the whole buffer for
+        # that. A row that is written twice stays a loop of its own.
+        rows, transitions = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), (rows, transitions))
     return Buffer(
         transitions=jax.tree.map(
             lambda old, new: old.at[rows].set(new.astype(old.dtype)), buffer.transitions, transitions

@@ -1,6 +1,7 @@
 """DQN, SAC and TD3: their mathematics against numpy, the promised numbers of updates, and a run of a few iterations."""
 
 import importlib
+import re
 from dataclasses import replace
 
 import jax
@@ -12,6 +13,7 @@ from scipy import stats
 import dqn
 import sac
 import td3
+from common.lanes import compile_segment, init_state, make_lanes
 
 SMALL = {
     "learning_starts": 24,
@@ -151,3 +153,28 @@ def test_the_wrong_kind_of_actions_is_refused(script, env):
 def test_a_policy_delay_that_does_not_divide_is_refused():
     with pytest.raises(ValueError, match="policy_delay = 3"):
         td3.make(replace(CONFIGS["td3"], policy_delay=3))
+
+
+PRIME = 100_003  # rows of a buffer, a number that nothing else in the program has
+
+
+@pytest.mark.parametrize(
+    ("script", "num_envs", "num_seeds"), [("sac", 1, 1), ("sac", 1, 3), ("dqn", 2, 1), ("td3", 1, 1)]
+)
+def test_the_loop_works_on_the_buffer_in_place(script, num_envs, num_seeds):
+    """The compiled program of a segment has no copy of a buffer, and the memory beside the State does not grow with it.
+
+    One environment with an update after each step is the hard case: loops of one turn are no loops to the compiler.
+    """
+    module, memory = importlib.import_module(script), {}
+    lanes = make_lanes(num_seeds)
+    for buffer_size in (PRIME, 1_000):
+        config = replace(CONFIGS[script], num_envs=num_envs, buffer_size=buffer_size)
+        algorithm = module.make(config)
+        keys = jax.vmap(jax.random.key)(jnp.arange(num_seeds))
+        program = compile_segment(algorithm.step, lanes, init_state(algorithm.init, lanes, keys), capacity=2)
+        memory[buffer_size] = program.memory_analysis().temp_size_in_bytes
+        if buffer_size == PRIME:
+            copies = [line for line in program.as_text().splitlines() if re.search(rf"= \S*{PRIME}\S* copy\(", line)]
+            assert copies == []
+    assert memory[PRIME] < memory[1_000] + 100_000
