@@ -16,7 +16,7 @@ Deviations:
 Metrics (mean over the updates of an iteration, unless said otherwise):
   episode_return, episode_length: mean over the episodes that ended in the iteration, NaN if none did; num_episodes:
       how many did.
-  q_loss: as minimised. q_mean: mean of the Q that is trained. epsilon: at the end of the iteration.
+  q_loss: as minimised. q_mean: mean of the Q that is trained. epsilon: at the last step of the iteration.
 
 Run it: python dqn.py --env CartPole-v1 --num-seeds 16      Everything it can do: python dqn.py --env Acrobot-v1 --help
 """
@@ -278,9 +278,9 @@ def make(config: Config) -> Algorithm:
     def value(state, obs):
         return network.apply(state.params, preprocess(state, obs)).max(axis=-1)
 
-    def epsilon(env_steps):
-        progress = jnp.minimum(jnp.float32(env_steps) / (config.exploration_fraction * config.total_timesteps), 1.0)
-        return config.epsilon_start + progress * (config.epsilon_end - config.epsilon_start)
+    def epsilon_at(env_steps):
+        remaining = 1.0 - jnp.float32(env_steps) / (config.exploration_fraction * config.total_timesteps)
+        return config.epsilon_end + jnp.maximum((config.epsilon_start - config.epsilon_end) * remaining, 0.0)
 
     def env_step(state, inputs):
         action, step_keys = inputs
@@ -295,9 +295,9 @@ def make(config: Config) -> Algorithm:
         return state, info
 
     def explore(state, inputs):
-        explore_key, step_keys, env_steps = inputs
+        explore_key, step_keys, epsilon = inputs
         coin_key, action_key = jax.random.split(explore_key)
-        is_random = jax.random.uniform(coin_key, (config.num_envs,)) < epsilon(env_steps)
+        is_random = jax.random.uniform(coin_key, (config.num_envs,)) < epsilon
         random_action = jax.random.randint(action_key, (config.num_envs,), 0, num_actions)
         return env_step(state, (jnp.where(is_random, random_action, act(state, state.obs)), step_keys))
 
@@ -330,9 +330,8 @@ def make(config: Config) -> Algorithm:
         return state.replace(target_params=target_params)
 
     def cycle(state, inputs):
-        explore_keys, step_keys, sample_key, cycles = inputs  # cycles: how many came before
-        env_steps = config.learning_starts + cycles * config.cycle_steps + jnp.arange(num_steps) * config.num_envs
-        state, info = jax.lax.scan(explore, state, (explore_keys, step_keys, env_steps))
+        explore_keys, step_keys, epsilons, sample_key, cycles = inputs  # cycles: how many came before
+        state, info = jax.lax.scan(explore, state, (explore_keys, step_keys, epsilons))
         state, metrics = learn(state, sample_key)
         return update_target(state, cycles + 1), (info, metrics)
 
@@ -342,11 +341,13 @@ def make(config: Config) -> Algorithm:
         step_keys = jax.random.split(step_key, (num_cycles, num_steps, config.num_envs))
         sample_keys = jax.random.split(sample_key, num_cycles)
         cycles = iteration * num_cycles + jnp.arange(num_cycles)
+        env_steps = config.env_steps(iteration) + jnp.arange(num_cycles * num_steps) * config.num_envs
+        epsilons = epsilon_at(env_steps).reshape(num_cycles, num_steps)
         state, (info, metrics) = jax.lax.scan(
-            cycle, state.replace(key=key), (explore_keys, step_keys, sample_keys, cycles)
+            cycle, state.replace(key=key), (explore_keys, step_keys, epsilons, sample_keys, cycles)
         )
         metrics = jax.tree.map(jnp.mean, metrics)
-        metrics["epsilon"] = epsilon(config.learning_starts + (iteration + 1) * config.steps_per_iteration)
+        metrics["epsilon"] = epsilons[-1, -1]
         return state, episode_metrics(info) | metrics
 
     return Algorithm(init, step, act, value)

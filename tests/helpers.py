@@ -54,7 +54,7 @@ SMALL = {
         "normalize_reward": True,
         "hidden_sizes": (8,),
     },
-    "dqn": {**_OFF_POLICY, "target_interval": 16},
+    "dqn": {**_OFF_POLICY, "train_interval": 4, "gradient_steps": 1, "target_interval": 16},
     "sac": {**_OFF_POLICY, "train_interval": 2},
     "td3": {**_OFF_POLICY, "train_interval": 4, "gradient_steps": 4},
 }

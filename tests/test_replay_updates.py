@@ -130,7 +130,7 @@ class ReferenceDQN(Reference):
         if env_steps % config.target_interval == 0:
             mix = lambda new, old: config.tau * new + (1 - config.tau) * old  # noqa: E731
             self.target_params = jax.tree.map(mix, self.params, self.target_params)
-        progress = min(1.0, (16 + env_steps) / (config.exploration_fraction * config.total_timesteps))
+        progress = min(1.0, (16 + env_steps - 2) / (config.exploration_fraction * config.total_timesteps))
         return {"epsilon": config.epsilon_start + progress * (config.epsilon_end - config.epsilon_start)}
 
     def close(self, state):

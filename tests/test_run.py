@@ -47,6 +47,8 @@ FILES = {"config.json", "metrics.npz", "curve.csv", "curve.png", "summary.json",
 # The host looks after every iteration, and saves after every one.
 OFTEN = flags(num_segments=ITERATIONS, checkpoint_every=0.0)
 CASES = [(script, env) for script in SCRIPTS for env in ENVS[script]]
+# What the run loop does whatever it runs is looked at with one script of each kind.
+few = pytest.mark.parametrize("script", ["ppo", "dqn"], scope="module")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -273,7 +275,12 @@ def test_a_run_killed_again_and_again_ends_as_if_nothing_had_happened(script, un
 # -- Resuming ----------------------------------------------------------------------------------------------------------
 
 # What makes the first iterations of a run independent of its length.
-UNSCHEDULED = {"ppo": {"anneal_learning_rate": False}, "dqn": {"epsilon_start": 0.05}, "sac": {}, "td3": {}}
+UNSCHEDULED = {
+    "ppo": {"anneal_learning_rate": False},
+    "dqn": {"anneal_learning_rate": False, "epsilon_start": 0.05},
+    "sac": {},
+    "td3": {},
+}
 
 
 def test_a_finished_run_can_be_lengthened(script):
@@ -325,6 +332,7 @@ def test_settings_may_be_repeated_when_resuming(script, undisturbed, finished):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@few
 def test_a_signal_ends_a_run_after_its_segment_with_all_results_so_far(script, undisturbed, monkeypatch, number):
     def append_metrics(metrics, records):
         metrics = append(metrics, records)
@@ -355,6 +363,7 @@ def test_a_signal_ends_a_run_after_its_segment_with_all_results_so_far(script, u
     assert run_differences(directory, undisturbed[2]) == []
 
 
+@few
 def test_a_signal_from_outside(script, folder):
     directory = folder / directory_of(script, "stopped")
     with Process(path_of(script), *small_run(script, name="stopped"), *OFTEN, cwd=folder) as process:
@@ -370,6 +379,7 @@ def test_a_signal_from_outside(script, folder):
     assert {path.name for path in directory.iterdir()} == FILES
 
 
+@few
 def test_a_second_ctrl_c_quits_at_once_also_inside_of_a_long_segment(script, folder):
     arguments = small_run(script, 200_000, num_segments=1, hidden_sizes=(64, 64), name="long")
     with Process(path_of(script), *arguments, cwd=folder) as process:
@@ -389,6 +399,7 @@ def test_a_second_ctrl_c_quits_at_once_also_inside_of_a_long_segment(script, fol
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@few
 def test_a_signal_during_compilation(script, undisturbed, monkeypatch, number):
     def compile_segment(*args):
         signal.raise_signal(number)
@@ -476,6 +487,7 @@ def test_a_flag_without_its_value(script, folder):
     assert contents(folder) == {}
 
 
+@few
 def test_bad_input_in_a_process_of_its_own(script, folder):
     result = execute(path_of(script), "--env", "CartPol-v1", cwd=folder)
     assert_refused(result, "CartPole-v1")
@@ -523,21 +535,23 @@ def test_a_run_that_is_not_there(script, folder):
 
 
 CHANGED = {
-    "num_seeds": (2, 3),
-    "seed": (0, 1),
-    "gamma": (0.99, 0.5),
-    "hidden_sizes": ((8,), (8, 8)),
-    "normalize_obs": (True, False),
+    "num_seeds": 3,
+    "seed": 1,
+    "gamma": 0.5,
+    "hidden_sizes": (8, 8),
+    "normalize_obs": False,
+    "env": "MountainCar-v0",
+    "learning_rate": 0.125,
+    "total_timesteps": 1,
 }
 
 
-@pytest.mark.parametrize("field", [*CHANGED, "env", "learning_rate", "total_timesteps"])
+@pytest.mark.parametrize("field", CHANGED)
 def test_resuming_with_other_settings(script, field, finished):
-    config = small_config(script)
+    settings, new = vars(small_config(script)) | {"num_seeds": 2, "seed": 0}, CHANGED[field]
     if field == "learning_rate":  # SAC and TD3 have two
-        field = next(name for name in vars(config) if name.endswith("learning_rate"))
-    other = {"env": "MountainCar-v0", "total_timesteps": config.total_timesteps - 1}
-    old, new = CHANGED[field] if field in CHANGED else (getattr(config, field), other.get(field, 0.125))
+        field = next(name for name in settings if name.endswith("learning_rate"))
+    old = settings[field]
     before = contents(finished)
     result = call(script, "--resume", str(finished), *flags(**{field: new}))
     assert_refused(result, finished, field, old, new)
@@ -602,15 +616,17 @@ def test_a_damaged_checkpoint(script, how, finished):
     assert contents(finished) == before
 
 
-@pytest.mark.xfail(strict=False, reason="sometimes orbax' threads print tracebacks after the error")
 def test_damaged_data_of_a_checkpoint(script, finished, folder):
-    """In a process of its own: threads read the data, and have something to say when it is gone."""
+    """In a process of its own: threads of orbax read the data, and may print what they think of it after our line."""
     for path in (finished / "checkpoint").rglob("*"):
         if path.is_file() and path.parent.name == "d":
             damage(path, "cut")
     before = contents(finished)
     result = execute(path_of(script), "--resume", str(finished), cwd=folder)
-    assert_refused(result, finished / "checkpoint" / str(ITERATIONS))
+    assert result.status == 2, result
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, result
+    assert str(finished / "checkpoint" / str(ITERATIONS)) in errors[0]
     assert contents(finished) == before
 
 
@@ -647,6 +663,7 @@ def test_seeds_that_diverge_are_named(script, env):
     assert {path.name for path in directory.iterdir()} == FILES
 
 
+@few
 def test_a_lane_that_diverges_leaves_the_others_as_they_were(script, monkeypatch):
     def init_state(*args):
         state = init(*args)
@@ -689,6 +706,7 @@ def logged(run, name):
 
 
 @pytest.mark.parametrize("per_seed", [False, True])
+@few
 def test_wandb_without_network(script, per_seed, undisturbed, folder):
     arguments = small_run(script, name="tracked", num_segments=1, wandb="offline", wandb_per_seed=per_seed)
     result = execute(path_of(script), *arguments, cwd=folder, HOME=str(folder), **ALONE)
@@ -710,6 +728,7 @@ def test_wandb_without_network(script, per_seed, undisturbed, folder):
         assert logged(run, "eval_episode_return")[-1] == pytest.approx(score, rel=1e-4)
 
 
+@few
 def test_wandb_without_an_account(script, folder):
     result = execute(path_of(script), *small_run(script, wandb="online"), cwd=folder, HOME=str(folder), **ALONE)
     assert_refused(result, "--wandb online", "wandb login", "offline")
