@@ -1,0 +1,93 @@
+"""One contender of speed.py: `worker.py SCRIPT LANES JSON`, ours; `worker.py rejax:ALGO LANES JSON`, Rejax.
+
+Compiles, then runs once for every line on stdin. Answers on stdout, a line of JSON each.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+MATMUL = 1024  # rows and columns of the product whose rate is called the peak
+
+
+def main(script: str, lanes: int, settings: dict) -> None:
+    """Say how long compilation took, then how long each run takes, in seconds."""
+    started = time.perf_counter()
+    run, num_steps = (
+        rejax(script[6:], lanes, settings) if script.startswith("rejax:") else ours(script, lanes, settings)
+    )
+    print(json.dumps({"compile": time.perf_counter() - started, "num_steps": num_steps}), flush=True)
+    for _ in sys.stdin:
+        started = time.perf_counter()
+        run()
+        seconds = time.perf_counter() - started
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        print(json.dumps({"seconds": seconds, "peak_kib": memory, "matmul": matmul_rate()}), flush=True)
+
+
+def ours(script: str, lanes: int, settings: dict):
+    """The program that the command line runs. Env steps are those of all lanes in the loop."""
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    import importlib
+
+    import jax
+    import numpy as np
+
+    from common.lanes import compile_segment, init_state, make_lanes
+
+    module = importlib.import_module(script)
+    settings = {name: tuple(x) if isinstance(x, list) else x for name, x in settings.items()}
+    config = module.Config(**settings)
+    algorithm, spread = module.make(config), make_lanes(lanes)
+    state = init_state(algorithm.init, spread, jax.vmap(jax.random.key)(np.arange(lanes, dtype=np.uint32)))
+    segment = compile_segment(algorithm.step, spread, state, config.num_iterations)
+
+    def run():
+        nonlocal state
+        state, metrics = segment(state, np.int32(0), np.int32(config.num_iterations))
+        jax.block_until_ready(metrics)
+
+    run()
+    return run, lanes * (config.env_steps(config.num_iterations) - config.env_steps(0))
+
+
+def rejax(algo: str, lanes: int, settings: dict):
+    """Rejax without its evaluation. Env steps are those of all lanes."""
+    import jax
+    import numpy as np
+    from rejax import get_algo
+
+    algorithm = get_algo(algo).create(**settings, eval_freq=settings["total_timesteps"], skip_initial_evaluation=True)
+    algorithm = algorithm.replace(eval_callback=lambda *_: ())
+    keys = jax.vmap(jax.random.PRNGKey)(np.arange(lanes))
+    train = jax.jit(jax.vmap(algorithm.train)).lower(keys).compile()
+
+    def run():
+        jax.block_until_ready(train(keys))
+
+    run()
+    return run, lanes * settings["total_timesteps"]
+
+
+def matmul_rate() -> float:
+    """Floating-point operations per second of a matrix product on one device, the best of ten."""
+    import jax
+    import jax.numpy as jnp
+
+    product = jax.jit(jnp.matmul)
+    x = jnp.ones((MATMUL, MATMUL))
+    seconds = []
+    for _ in range(10):
+        started = time.perf_counter()
+        product(x, x).block_until_ready()
+        seconds.append(time.perf_counter() - started)
+    return 2 * MATMUL**3 / min(seconds)
+
+
+if __name__ == "__main__":
+    if "CORES" in os.environ and hasattr(os, "sched_setaffinity"):  # before JAX counts them
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(os.environ["CORES"])])
+    main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))
