@@ -74,7 +74,7 @@ SMALL = {"hidden_sizes": (64, 64)}
 
 def ppo(lanes: int, cores: int) -> Case:
     """The settings of PureJaxRL's benchmark."""
-    steps = 512 * max(100, 800 // lanes)
+    steps = 512 * max(20, 800 // lanes)
     return Case(
         f"ppo-{lanes}",
         lanes,

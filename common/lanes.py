@@ -42,10 +42,11 @@ def make_lanes(num_lanes: int) -> Lanes:
 def init_state(init: Callable, lanes: Lanes, keys: jax.Array) -> Any:
     """The first State of all lanes. keys [num_lanes].
 
-    A program of its own on one device: the QR of orthogonal initialisation is a LAPACK call, and inside a program
-    that runs on several CPU devices such calls can wait for each other for ever.
+    A program of its own on one device, and on a CPU one lane after another: the QR of orthogonal initialisation is a
+    LAPACK call, and many of them at once, in a batch or on several devices, can wait for each other for ever.
     """
-    state = jax.jit(jax.vmap(init))(keys)
+    on_cpu = jax.default_backend() == "cpu"
+    state = jax.jit(lambda keys: jax.lax.map(init, keys) if on_cpu else jax.vmap(init)(keys))(keys)
     # An environment may begin with a weakly typed number. A checkpoint has none, and the two would be two programs.
     return lanes.place(jax.tree.map(lambda x: x.astype(x.dtype) if getattr(x, "weak_type", False) else x, state))
 

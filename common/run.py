@@ -82,7 +82,8 @@ def begin(setup: Setup) -> Progress:
     state = checkpoint.restore(directory / "checkpoint", iteration, setup.abstract_state)
     if getattr(setup.abstract_state, "buffer", None) is not None and state.buffer is None:
         print("the checkpoint has no replay buffer: it starts anew with random transitions", flush=True)
-        state = state.replace(buffer=jax.jit(jax.vmap(algorithm.init))(setup.keys).buffer)
+        fresh = init_state(algorithm.init, setup.lanes, setup.keys)
+        state = state.replace(buffer=setup.lanes.trim(fresh.buffer))
     metrics = files.read_metrics(directory, iteration)
     files.write_record(directory, setup.script, setup.config, setup.options.seed, setup.options.num_seeds)
     print(f"resumed {directory} at {setup.config.env_steps(iteration):,} env steps", flush=True)

@@ -214,6 +214,12 @@ def test_without_evaluation_there_is_no_table_but_all_files(script):
     assert "eval_episode_return" not in json.loads((directory_of(script, "quick") / "summary.json").read_text())
 
 
+def test_many_lanes_begin(folder):
+    """QR calls in a batch, or on several devices, have waited for each other for ever: see init_state."""
+    arguments = small_run("ppo", 1, num_seeds=128, eval_episodes=0, name="many", hidden_sizes=(64, 64))
+    assert_finished(execute(path_of("ppo"), *arguments, cwd=folder))
+
+
 # -- Segments ----------------------------------------------------------------------------------------------------------
 
 
