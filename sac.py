@@ -10,8 +10,7 @@ Deviations:
   - A time limit is not an end: the target bootstraps from the true next observation of a truncated episode, and stops
     at a terminated one only, value and entropy alike (Pardo et al. 2018, arXiv:1712.00378).
   - Actions live in [-1, 1] and are scaled to the environment's box. Log-probs, and so the target entropy, are per
-    unit of the tanh's
-    output, whatever the box: a uniform policy has entropy action_dim * log 2.
+    unit of the tanh's output, whatever the box: a uniform policy has entropy action_dim * log 2.
   - Updates happen at exact numbers of env steps for every num_envs, or the settings are refused.
   - The buffer is filled with `learning_starts` uniform-random transitions before the first iteration, by `init`.
 
@@ -58,8 +57,8 @@ class Config:
     train_interval: int = 1  # env steps between updates
     gradient_steps: int = 1  # updates each time, so gradient_steps / train_interval per env step
     tau: float = 0.005  # share of the online critics in an update of the target critics
-    actor_learning_rate: float = 3e-4  # Adam step size
-    critic_learning_rate: float = 3e-4  # Adam step size
+    actor_learning_rate: float = 3e-4  # Adam step size of the actor
+    critic_learning_rate: float = 3e-4  # Adam step size of the critics
     alpha_learning_rate: float = 3e-4  # Adam step size of log alpha; 0 fixes alpha
     alpha: float = 1.0  # temperature at the start
     target_entropy: float = -1.0  # per dimension of the action; -1 is the paper's -action_dim

@@ -56,8 +56,8 @@ class Config:
     gradient_steps: int = 2  # critic updates each time, so gradient_steps / train_interval per env step
     policy_delay: int = 2  # critic updates for one update of the actor and of the targets
     tau: float = 0.005  # share of the online networks in an update of the target networks
-    actor_learning_rate: float = 3e-4  # Adam step size
-    critic_learning_rate: float = 3e-4  # Adam step size
+    actor_learning_rate: float = 3e-4  # Adam step size of the actor
+    critic_learning_rate: float = 3e-4  # Adam step size of the critics
     gamma: float = 0.99  # discount
     exploration_noise: float = 0.1  # std of the noise on the policy's action, in half ranges of the box
     target_noise: float = 0.2  # std of the noise on the target action, in half ranges of the box

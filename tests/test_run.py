@@ -48,7 +48,7 @@ FILES = {"config.json", "metrics.npz", "curve.csv", "curve.png", "summary.json",
 OFTEN = flags(num_segments=ITERATIONS, checkpoint_every=0.0)
 CASES = [(script, env) for script in SCRIPTS for env in ENVS[script]]
 # What the run loop does whatever it runs is looked at with one script of each kind.
-few = pytest.mark.parametrize("script", ["ppo", "dqn"], scope="module")
+few = pytest.mark.parametrize("script", ["ppo", "dqn"], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module", autouse=True)
