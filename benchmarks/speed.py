@@ -226,12 +226,12 @@ def main() -> None:
     parser.add_argument("--out", default=str(FOLDER / "results" / "speed.csv"), help="table that is written")
     arguments = parser.parse_args()
     rows = []
-    print(("{:>18}" * len(COLUMNS)).format(*COLUMNS))
+    print(("{:>20}" * len(COLUMNS)).format(*COLUMNS))
     for case in CASES:
         if arguments.only and case.name not in arguments.only:
             continue
         for row in measure(case, arguments.rounds, arguments.peers):
-            print(("{:>18}" * len(COLUMNS)).format(*row.values()), flush=True)
+            print(("{:>20}" * len(COLUMNS)).format(*row.values()), flush=True)
             rows.append(row)
     with Path(arguments.out).open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
