@@ -35,6 +35,7 @@ from flax import struct
 from common.buffer import Buffer, add, check_replay, init_buffer, sample
 from common.config import check_config
 from common.environment import episode_metrics, make_env
+from common.initializers import orthogonal
 from common.normalization import RunningStatistics, init_statistics, normalize, update_statistics
 
 # -- Config ---------------------------------------------------------------------------------------------------------
@@ -138,10 +139,10 @@ class Torso(nn.Module):
             height, width = x.shape[-3] - 2, x.shape[-2] - 2
             patches = [x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)]
             x = jnp.concatenate(patches, axis=-1)  # [..., height, width, 9 * C]
-            x = nn.relu(nn.Dense(16, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
+            x = nn.relu(nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(x))
             x = x.reshape(*x.shape[:-3], -1)  # [..., height * width * 16]
         for size in self.hidden_sizes:
-            x = activation(nn.Dense(size, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
+            x = activation(nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x))
         return x  # [..., hidden_sizes[-1]]
 
 
@@ -157,9 +158,9 @@ class QNetwork(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
         x = Torso(self.hidden_sizes, self.activation, self.is_image)(obs)
-        q = nn.Dense(self.num_actions, kernel_init=nn.initializers.orthogonal(1.0))(x)  # [..., num_actions]
+        q = nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(x)  # [..., num_actions]
         if self.dueling:
-            value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(x)  # [..., 1]
+            value = nn.Dense(1, kernel_init=orthogonal(1.0))(x)  # [..., 1]
             q = value + q - q.mean(axis=-1, keepdims=True)
         return q
 

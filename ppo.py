@@ -39,6 +39,7 @@ from flax import struct
 
 from common.config import check_config
 from common.environment import episode_metrics, make_env, scale_action
+from common.initializers import orthogonal
 from common.normalization import (
     RewardScaling,
     RunningStatistics,
@@ -147,10 +148,10 @@ class Torso(nn.Module):
             height, width = x.shape[-3] - 2, x.shape[-2] - 2
             patches = [x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)]
             x = jnp.concatenate(patches, axis=-1)  # [..., height, width, 9 * C]
-            x = nn.relu(nn.Dense(16, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
+            x = nn.relu(nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(x))
             x = x.reshape(*x.shape[:-3], -1)  # [..., height * width * 16]
         for size in self.hidden_sizes:
-            x = activation(nn.Dense(size, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
+            x = activation(nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x))
         return x  # [..., hidden_sizes[-1]]
 
 
@@ -166,7 +167,7 @@ class ActorCritic(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[distrax.Distribution, jax.Array]:
         x = Torso(self.hidden_sizes, self.activation, self.is_image)(obs)
-        x = nn.Dense(self.num_outputs, kernel_init=nn.initializers.orthogonal(0.01))(x)  # [..., num_outputs]
+        x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(x)  # [..., num_outputs]
         if self.is_discrete:
             policy = distrax.Categorical(logits=x)
         else:
@@ -174,7 +175,7 @@ class ActorCritic(nn.Module):
             std = jnp.exp(jnp.clip(log_std, -20.0, 2.0))
             policy = distrax.MultivariateNormalDiag(x, jnp.broadcast_to(std, x.shape))
         x = Torso(self.hidden_sizes, self.activation, self.is_image)(obs)
-        value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(x).squeeze(-1)  # [...]
+        value = nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1)  # [...]
         return policy, value
 
 

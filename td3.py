@@ -36,6 +36,7 @@ from flax import struct
 from common.buffer import Buffer, add, check_replay, init_buffer, sample
 from common.config import check_config
 from common.environment import episode_metrics, make_env, scale_action
+from common.initializers import orthogonal
 from common.normalization import RunningStatistics, init_statistics, normalize, update_statistics
 
 # -- Config ---------------------------------------------------------------------------------------------------------
@@ -115,7 +116,7 @@ class Torso(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         activation = getattr(nn, self.activation)
         for size in self.hidden_sizes:
-            x = activation(nn.Dense(size, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
+            x = activation(nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x))
         return x  # [..., hidden_sizes[-1]]
 
 
@@ -129,7 +130,7 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
         x = Torso(self.hidden_sizes, self.activation)(obs.astype(jnp.float32))
-        return nn.tanh(nn.Dense(self.action_dim, kernel_init=nn.initializers.orthogonal(0.01))(x))  # [..., action_dim]
+        return nn.tanh(nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x))  # [..., action_dim]
 
 
 class Critic(nn.Module):
@@ -142,7 +143,7 @@ class Critic(nn.Module):
     def __call__(self, obs: jax.Array, action: jax.Array) -> jax.Array:
         x = jnp.concatenate([obs.astype(jnp.float32), action], axis=-1)  # [..., obs_dim + action_dim]
         x = Torso(self.hidden_sizes, self.activation)(x)
-        return nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(x).squeeze(-1)  # [...]
+        return nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1)  # [...]
 
 
 TwinCritic = nn.vmap(  # two critics that share nothing: params [2, ...], values [..., 2]

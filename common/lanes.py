@@ -40,15 +40,13 @@ def make_lanes(num_lanes: int) -> Lanes:
 
 
 def init_state(init: Callable, lanes: Lanes, keys: jax.Array) -> Any:
-    """The first State of all lanes. keys [num_lanes].
+    """The first State of all lanes, each made on the device where it will live. keys [num_lanes]."""
 
-    A program of its own on one device, and on a CPU one lane after another: the QR of orthogonal initialisation is a
-    LAPACK call, and many of them at once, in a batch or on several devices, can wait for each other for ever.
-    """
-    on_cpu = jax.default_backend() == "cpu"
-    state = jax.jit(lambda keys: jax.lax.map(init, keys) if on_cpu else jax.vmap(init)(keys))(keys)
-    # An environment may begin with a weakly typed number. A checkpoint has none, and the two would be two programs.
-    return lanes.place(jax.tree.map(lambda x: x.astype(x.dtype) if getattr(x, "weak_type", False) else x, state))
+    def strict(key):
+        # An environment may begin with a weakly typed number. A checkpoint has none, and the two would be two programs.
+        return jax.tree.map(lambda x: x.astype(x.dtype) if getattr(x, "weak_type", False) else x, init(key))
+
+    return jax.jit(jax.vmap(strict), out_shardings=lanes.sharding)(lanes.place(keys))
 
 
 def compile_segment(step: Callable, lanes: Lanes, state: Any, capacity: int) -> Callable:

@@ -194,7 +194,7 @@ def test_the_policy_without_a_key_is_greedy(name):
 
     algorithm = ppo.make(ppo.Config(env=name, num_envs=1, num_steps=4, num_minibatches=1, hidden_sizes=(8,)))
     state = jax.jit(algorithm.init)(jax.random.key(0))
-    state = state.replace(params=jax.tree.map(lambda x: 5.0 * x, state.params))  # far from uniform
+    state = state.replace(params=jax.tree.map(lambda x: 30.0 * x, state.params))  # far from uniform
     obs = jax.random.normal(jax.random.key(1), (5, *state.obs.shape[1:]))
     greedy = jax.jit(algorithm.act)(state, obs)
     sample = jax.jit(jax.vmap(algorithm.act, in_axes=(None, None, 0)))

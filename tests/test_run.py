@@ -215,7 +215,7 @@ def test_without_evaluation_there_is_no_table_but_all_files(script):
 
 
 def test_many_lanes_begin(folder):
-    """QR calls in a batch, or on several devices, have waited for each other for ever: see init_state."""
+    """Programs with many lanes have stood still for ever, for LAPACK calls in the initialisation."""
     arguments = small_run("ppo", 1, num_seeds=128, eval_episodes=0, name="many", hidden_sizes=(64, 64))
     assert_finished(execute(path_of("ppo"), *arguments, cwd=folder))
 

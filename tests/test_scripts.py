@@ -355,10 +355,10 @@ def test_act_and_value_read_parameters_and_statistics_alone(script, env):
 
 @pytest.mark.parametrize("script", [script for script in SCRIPTS if CONTINUOUS in ACTIONS[script]])
 def test_continuous_actions_reach_the_whole_box_and_never_leave_it(script):
-    """Parameters ten thousand times too large push every action into a corner; tanh lets them be of either sign."""
+    """Parameters a million times too large push every action into a corner; tanh lets them be of either sign."""
     algorithm, state, obs = policy_of(script, CONTINUOUS, activation="tanh")
     space = probes.TWO_DIMENSIONS
-    state = state.replace(params=jax.tree.map(lambda x: jnp.where(x == 0, 0.5, 1e4 * x), state.params))
+    state = state.replace(params=jax.tree.map(lambda x: jnp.where(x == 0, 0.5, 1e6 * x), state.params))
     actions = np.asarray(algorithm.act(state, obs))
     np.testing.assert_allclose(actions.min(axis=0), space.low, atol=1e-6)
     np.testing.assert_allclose(actions.max(axis=0), space.high, atol=1e-6)
