@@ -36,18 +36,19 @@ def ours(script: str, lanes: int, settings: dict):
     import jax
     import numpy as np
 
-    from common.lanes import compile_segment, init_state, make_lanes
+    from common.lanes import compile_init, compile_segment, make_lanes
 
     module = importlib.import_module(script)
     settings = {name: tuple(x) if isinstance(x, list) else x for name, x in settings.items()}
     config = module.Config(**settings)
-    algorithm, spread = module.make(config), make_lanes(lanes)
-    state = init_state(algorithm.init, spread, jax.vmap(jax.random.key)(np.arange(lanes, dtype=np.uint32)))
-    segment = compile_segment(algorithm.step, spread, state, config.num_iterations)
+    algorithm, spread = module.make(config), make_lanes(lanes, jax.local_device_count())
+    keys = spread.place(jax.vmap(jax.random.key)(np.arange(lanes, dtype=np.uint32)))
+    state = compile_init(lambda settings: algorithm, spread)({}, keys)
+    segment = compile_segment(lambda settings: algorithm, spread, {}, state, config.num_iterations)
 
     def run():
         nonlocal state
-        state, metrics = segment(state, np.int32(0), np.int32(config.num_iterations))
+        state, metrics = segment({}, state, np.int32(0), np.int32(config.num_iterations))
         jax.block_until_ready(metrics)
 
     run()

@@ -3,26 +3,45 @@
 They are written aside and renamed, so that a process killed at any moment leaves a whole one.
 """
 
+import contextlib
+import dataclasses
 import importlib.util
 import json
 import logging
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 
-RECORD = {"algorithm", "script", "config", "seed", "num_seeds"}  # what config.json needs for a run to be loaded
+# What config.json needs for a run to be loaded or resumed.
+# What config.json needs for a run to be loaded or resumed.
+RECORD = {
+    *("algorithm", "script", "config", "seed", "num_seeds", "parts"),
+    *("settings", "sweep", "sweep_samples", "lanes_per_batch"),
+}
 logging.getLogger("absl").setLevel(logging.ERROR)  # orbax reports each of its steps
 
 
-def _manager(directory: Path) -> ocp.CheckpointManager:
+@contextlib.contextmanager
+def _manager(directory: Path) -> Iterator[ocp.CheckpointManager]:
+    """A manager that takes this process for the only one.
+
+    With several, orbax would wait for all of them at each save, and write only arrays that they have in common.
+    """
     options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
-    return ocp.CheckpointManager(directory.absolute(), options=options)
+    with (
+        mock.patch.object(jax, "process_count", return_value=1),
+        mock.patch.object(jax, "process_index", return_value=0),
+        ocp.CheckpointManager(directory.absolute(), options=options) as manager,
+    ):
+        yield manager
 
 
 def save(directory: Path, iteration: int, state: Any, with_buffer: bool = True) -> None:
@@ -94,34 +113,47 @@ def restore(directory: Path, iteration: int, abstract_state: Any, with_buffer: b
     return restored["state"].replace(buffer=restored["buffer"]) if "buffer" in items else restored["state"]
 
 
-def load(run_dir: str | Path, seed_index: int = 0) -> tuple[Any, Any, Any]:
+def part_folder(run_dir: Path, parts: list[tuple[int, int]], part: int) -> Path:
+    """Where the checkpoint of lanes start to stop - 1 is; a run of a single part has it in its own folder."""
+    start, stop = parts[part]
+    return run_dir if len(parts) == 1 else run_dir / "parts" / f"lanes-{start}-to-{stop - 1}"
+
+
+def load(run_dir: str | Path, seed_index: int = 0, setting_index: int = 0) -> tuple[Any, Any, Any]:
     """Load one seed of a finished or interrupted run.
 
     Args:
         run_dir: the folder that a run wrote, with config.json and checkpoint/.
-        seed_index: which lane, counted from 0.
+        seed_index: which seed, counted from 0.
+        setting_index: which setting of a sweep, counted from 0 in the order of config.json.
 
     Returns:
         config, algorithm (with `act` and `value`) and that lane's State, without a replay buffer.
 
     Raises:
-        ValueError: no such run or seed, or a damaged checkpoint.
+        ValueError: no such run, seed or setting, or a damaged checkpoint.
     """
     run_dir = Path(run_dir)
     record = read_record(run_dir)
-    num_lanes = record["num_seeds"]
-    if not 0 <= seed_index < num_lanes:
-        raise ValueError(f"{run_dir} has seeds 0 to {num_lanes - 1}, not {seed_index}")
-    iteration = latest_iteration(run_dir / "checkpoint")
+    num_settings = len(next(iter(record["settings"].values()), [None]))
+    for index, count, what in ((seed_index, record["num_seeds"], "seeds"), (setting_index, num_settings, "settings")):
+        if not 0 <= index < count:
+            raise ValueError(f"{run_dir} has {what} 0 to {count - 1}, not {index}")
+    lane = setting_index * record["num_seeds"] + seed_index
+    part = next(i for i, (start, stop) in enumerate(record["parts"]) if start <= lane < stop)
+    start, stop = record["parts"][part]
+    directory = part_folder(run_dir, record["parts"], part) / "checkpoint"
+    iteration = latest_iteration(directory)
     if iteration is None:
         raise ValueError(f"{run_dir} has no checkpoint")
     script = import_script(record["script"])
-    config = read_config(script.Config, record)
+    setting = {name: values[setting_index] for name, values in record["settings"].items()}
+    config = dataclasses.replace(read_config(script.Config, record), **setting)
     algorithm = script.make(config)
-    keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((num_lanes,), "uint32"))
+    keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((stop - start,), "uint32"))
     abstract_state = jax.eval_shape(jax.vmap(algorithm.init), keys)
-    state = restore(run_dir / "checkpoint", iteration, abstract_state, with_buffer=False)
-    return config, algorithm, jax.tree.map(lambda x: x[seed_index], state)
+    state = restore(directory, iteration, abstract_state, with_buffer=False)
+    return config, algorithm, jax.tree.map(lambda x: x[lane - start], state)
 
 
 def read_record(run_dir: Path) -> dict[str, Any]:

@@ -3,12 +3,9 @@
 import difflib
 from typing import Any
 
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnax.environments import spaces
-from gymnax.wrappers import LogWrapper
 
 
 class _Adapter:
@@ -22,7 +19,7 @@ class _Adapter:
         self._env = env
         self._params = params
         space = env.observation_space(params)
-        self._num_observations = space.n if isinstance(space, spaces.Discrete) else None
+        self._num_observations = getattr(space, "n", None)  # of a Discrete space
 
     def _convert(self, obs):
         if self._num_observations is not None:
@@ -52,6 +49,8 @@ class Environment:
     """
 
     def __init__(self, name: str, env, params):
+        from gymnax.wrappers import LogWrapper
+
         self.name = name
         self.env, self.params = env, params
         self.action_space = env.action_space(params)
@@ -88,6 +87,9 @@ def make_env(name: str) -> Environment:
     Raises:
         ValueError: unknown name (the nearest ones are suggested), or a space that the scripts cannot use.
     """
+    import gymnax  # two seconds, and it starts JAX's backend: --help need not wait, and processes have to meet before
+    from gymnax.environments import spaces
+
     if name not in gymnax.registered_envs:
         near = difflib.get_close_matches(name, gymnax.registered_envs, n=3) or gymnax.registered_envs
         raise ValueError(f"unknown environment {name!r}; did you mean {' or '.join(near)}?")
@@ -108,8 +110,8 @@ def make_env(name: str) -> Environment:
     return environment
 
 
-def scale_action(action: jax.Array, space: spaces.Box) -> jax.Array:
-    """Clip an action [..., n] to [-1, 1] and map it linearly to the box, per dimension."""
+def scale_action(action: jax.Array, space: Any) -> jax.Array:
+    """Clip an action [..., n] to [-1, 1] and map it linearly to the gymnax Box, per dimension."""
     low, high = (jnp.broadcast_to(jnp.asarray(x, action.dtype), action.shape) for x in (space.low, space.high))
     return low + 0.5 * (jnp.clip(action, -1, 1) + 1) * (high - low)
 

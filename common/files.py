@@ -44,14 +44,13 @@ def _without_nan(x: Any) -> Any:
     return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
-def write_record(directory: Path, script: str, config: Any, seed: int, num_seeds: int) -> None:
-    """config.json: all that is needed to run the same thing again."""
+def write_record(directory: Path, script: str, config: Any, lanes: dict[str, Any]) -> None:
+    """config.json: all that is needed to run the same thing again. `lanes`: the seeds, the sweep and the parts."""
     record = {
         "algorithm": Path(script).stem,
         "script": str(Path(script).absolute()),
         "config": dataclasses.asdict(config),
-        "seed": seed,
-        "num_seeds": num_seeds,
+        **lanes,
         "command": shlex.join(["python", *sys.argv]),
         "git_commit": _git_commit(Path(script).absolute().parent),
         "device": f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}",
@@ -70,11 +69,18 @@ def _git_commit(folder: Path) -> str | None:
         return None
 
 
-def write_metrics(directory: Path, env_steps: np.ndarray, metrics: dict[str, np.ndarray]) -> None:
-    """metrics.npz: env_steps [num_iterations] and every metric [num_seeds, num_iterations]."""
-    aside = directory / f".metrics.{os.getpid()}.npz"
-    np.savez(aside, env_steps=env_steps, **metrics)
-    os.replace(aside, directory / "metrics.npz")
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write an .npz file aside and rename it."""
+    aside = path.with_name(f".{path.stem}.{os.getpid()}.npz")
+    np.savez(aside, **arrays)
+    os.replace(aside, path)
+
+
+def write_metrics(
+    directory: Path, env_steps: np.ndarray, lanes: dict[str, np.ndarray], metrics: dict[str, np.ndarray]
+) -> None:
+    """metrics.npz: env_steps [num_iterations], what a lane is [num_lanes], metrics [num_lanes, num_iterations]."""
+    write_arrays(directory / "metrics.npz", {"env_steps": env_steps} | lanes | metrics)
 
 
 def read_metrics(directory: Path, num_iterations: int) -> dict[str, np.ndarray]:
@@ -86,7 +92,7 @@ def read_metrics(directory: Path, num_iterations: int) -> dict[str, np.ndarray]:
     path = directory / "metrics.npz"
     try:
         with np.load(path) as file:
-            metrics = {name: file[name][:, :num_iterations] for name in file.files if name != "env_steps"}
+            metrics = {name: file[name][:, :num_iterations] for name in file.files if file[name].ndim == 2}
     except Exception as error:  # numpy and zipfile raise a wide variety
         raise ValueError(f"{path} is missing or damaged: {error}") from error
     if any(x.shape[1] < num_iterations for x in metrics.values()):
@@ -95,14 +101,16 @@ def read_metrics(directory: Path, num_iterations: int) -> dict[str, np.ndarray]:
 
 
 def append_metrics(metrics: dict[str, np.ndarray], records: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Join [num_seeds, n] and [num_seeds, m] of each metric; `metrics` may be empty."""
+    """Join [num_lanes, n] and [num_lanes, m] of each metric; `metrics` may be empty."""
     return {name: np.concatenate([metrics[name], x], axis=1) if metrics else x for name, x in records.items()}
 
 
-def write_curve(path: Path, curve: Curve) -> None:
-    """The learning curve over seeds as CSV."""
+def write_curves(path: Path, settings: dict[str, np.ndarray], curves: list[Curve]) -> None:
+    """The learning curve over the seeds of each setting as CSV; settings name -> [num_settings], or empty."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["env_step", "mean", "iqm", "ci_low", "ci_high"])
-        for row in zip(curve.env_steps, curve.mean, curve.iqm, curve.ci_low, curve.ci_high, strict=True):
-            writer.writerow([int(row[0]), *(f"{x:.6g}" for x in row[1:])])
+        writer.writerow([*settings, "env_step", "mean", "iqm", "ci_low", "ci_high"])
+        for index, curve in enumerate(curves):
+            setting = [str(values[index]) for values in settings.values()]
+            for row in zip(curve.env_steps, curve.mean, curve.iqm, curve.ci_low, curve.ci_high, strict=True):
+                writer.writerow([*setting, int(row[0]), *(f"{x:.6g}" for x in row[1:])])

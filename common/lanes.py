@@ -1,6 +1,6 @@
 """The compiled programs of a run.
 
-A lane is one seed; lanes are the leading axis of every array and never talk to each other.
+A lane is one seed of one setting; lanes are the leading axis of every array and never talk to each other.
 """
 
 import os
@@ -20,9 +20,39 @@ class Lanes(NamedTuple):
     num_padded: int
     sharding: NamedSharding
 
+    def each(self, function: Callable, num_shared: int = 0) -> Callable:
+        """Map a function of one lane over all lanes, on every device apart: nothing waits for another device.
+
+        Its last `num_shared` arguments are the same for all lanes.
+        """
+
+        def mapped(*args):
+            lane, shared = PartitionSpec("lane"), PartitionSpec()
+            num_own = len(args) - num_shared
+            vmapped = jax.vmap(function, in_axes=(0,) * num_own + (None,) * num_shared)
+            specs = (lane,) * num_own + (shared,) * num_shared
+            mesh = self.sharding.mesh
+            return jax.shard_map(vmapped, mesh=mesh, in_specs=specs, out_specs=lane, check_vma=False)(*args)
+
+        return mapped
+
     def trim(self, tree: Any) -> Any:
-        """Leave out the padding of arrays [num_padded, ...]."""
-        return tree if self.num_lanes == self.num_padded else jax.tree.map(lambda x: x[: self.num_lanes], tree)
+        """Bring arrays [num_padded, ...] to the host, without their padding."""
+
+        def bring(x):
+            if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+                return jax.random.wrap_key_data(bring(jax.random.key_data(x)))
+            return np.asarray(x)[: self.num_lanes]
+
+        return jax.tree.map(bring, tree)
+
+    def abstract(self, tree: Any) -> Any:
+        """Shapes and dtypes of one lane -> those of all lanes, padding and place included."""
+
+        def spread(x):
+            return jax.ShapeDtypeStruct((self.num_padded, *x.shape), x.dtype, sharding=self.sharding)
+
+        return jax.tree.map(spread, tree)
 
     def place(self, tree: Any) -> Any:
         """Pad arrays [num_lanes, ...] with copies of the last lane and spread them over the devices."""
@@ -31,32 +61,44 @@ class Lanes(NamedTuple):
         return jax.device_put(padded, self.sharding)
 
 
-def make_lanes(num_lanes: int) -> Lanes:
-    """Spread lanes over the local devices, at least one lane on each."""
-    devices = jax.local_devices()[:num_lanes]
+def make_lanes(num_lanes: int, num_devices: int) -> Lanes:
+    """Spread lanes over the first local devices, at least one lane on each."""
+    devices = jax.local_devices()[: min(num_devices, num_lanes)]
     mesh = jax.make_mesh((len(devices),), ("lane",), axis_types=(AxisType.Auto,), devices=devices)
     num_padded = -(-num_lanes // len(devices)) * len(devices)
     return Lanes(num_lanes, num_padded, NamedSharding(mesh, PartitionSpec("lane")))
 
 
-def init_state(init: Callable, lanes: Lanes, keys: jax.Array) -> Any:
-    """The first State of all lanes, each made on the device where it will live. keys [num_lanes]."""
-
-    def strict(key):
-        # An environment may begin with a weakly typed number. A checkpoint has none, and the two would be two programs.
-        return jax.tree.map(lambda x: x.astype(x.dtype) if getattr(x, "weak_type", False) else x, init(key))
-
-    return jax.jit(jax.vmap(strict), out_shardings=lanes.sharding)(lanes.place(keys))
+def strong(tree: Any) -> Any:
+    """The same arrays without weak types. An environment may begin with a weakly typed number; a checkpoint has none,
+    and the two would be two programs."""
+    return jax.tree.map(lambda x: x.astype(x.dtype) if getattr(x, "weak_type", False) else x, tree)
 
 
-def compile_segment(step: Callable, lanes: Lanes, state: Any, capacity: int) -> Callable:
-    """Compile `(state, start, stop) -> (state, metrics [num_padded, capacity])`, iterations start to stop - 1.
+def compile_init(make: Callable, lanes: Lanes) -> Callable:
+    """`(settings, keys) -> State` of all lanes, each made on the device where it will live.
 
-    `stop` is an argument of the program, so one compilation serves segments of every length up to `capacity`. The
-    state is donated.
+    Args:
+        make: the settings of one lane, name -> [], to its Algorithm.
     """
 
-    def segment(state, start, stop):
+    def init(settings, key):
+        return strong(make(settings).init(key))
+
+    return jax.jit(lanes.each(init))
+
+
+def compile_segment(make: Callable, lanes: Lanes, settings: Any, state: Any, capacity: int) -> Callable:
+    """Compile `(settings, state, start, stop) -> (state, metrics [num_padded, capacity])`.
+
+    It runs the iterations start to stop - 1.
+    `stop` is an argument of the program, so one compilation serves segments of every length up to `capacity`. The
+    state is donated. `settings` and `state` [num_padded, ...] may be abstract.
+    """
+
+    def segment(settings, state, start, stop):
+        step = make(settings).step
+
         def iterate(iteration, carry):
             state, records = carry
             state, metrics = step(state, iteration)
@@ -66,18 +108,22 @@ def compile_segment(step: Callable, lanes: Lanes, state: Any, capacity: int) -> 
         records = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), shapes)
         return jax.lax.fori_loop(start, stop, iterate, (state, records))
 
-    program = jax.jit(
-        jax.vmap(segment, in_axes=(0, None, None)), donate_argnums=0, out_shardings=(lanes.sharding, lanes.sharding)
-    )
-    return program.lower(state, np.int32(0), np.int32(0)).compile()
+    program = jax.jit(lanes.each(segment, num_shared=2), donate_argnums=1)
+    return program.lower(settings, state, np.int32(0), np.int32(0)).compile()
 
 
-def available_bytes(lanes: Lanes) -> int:
-    """Memory of the devices that the lanes live on, together; on a CPU that of the machine."""
-    devices = lanes.sharding.mesh.devices.flat
+def available_bytes(num_devices: int) -> int:
+    """Memory of the first local devices together; on a CPU that of the machine."""
+    devices = jax.local_devices()[:num_devices]
     if devices[0].platform == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return sum(device.memory_stats()["bytes_limit"] for device in devices)
+
+
+def device_bytes(program: jax.stages.Compiled) -> int:
+    """Memory that a program takes on each device; what it donates is not counted twice."""
+    memory = program.memory_analysis()
+    return memory.argument_size_in_bytes + memory.temp_size_in_bytes
 
 
 def num_bytes(tree: Any) -> int:

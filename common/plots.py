@@ -1,11 +1,22 @@
-"""The learning curve as a picture."""
+"""Learning curves and sweeps as pictures."""
 
 from pathlib import Path
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from common.statistics import Curve
+from common.sweep import describe
+
+MOST_LINES = 10  # curves of a sweep, those of the best settings
+SCORE = "episode return, IQM over seeds"
+
+
+def _style(axes: Axes) -> None:
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def plot_curve(path: Path, curve: Curve, title: str) -> None:
@@ -26,7 +37,83 @@ def plot_curve(path: Path, curve: Curve, title: str) -> None:
     axes.plot(curve.env_steps, curve.iqm, color="tab:blue", linewidth=2, label=label)
     axes.set(title=title, xlabel="environment steps per seed", ylabel="episode return (training)")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
+    _style(axes)
     figure.savefig(path, dpi=120, format="png")
+
+
+def plot_curves(
+    path: Path, settings: dict[str, np.ndarray], curves: list[Curve], ranking: list[int], title: str
+) -> None:
+    """Write the IQM over seeds of the best settings of a sweep; ranking: the settings, best first.
+
+    Raises OSError if `path` cannot be written.
+    """
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    shown = ranking[:MOST_LINES]
+    for rank, index in enumerate(shown):
+        color = f"C{rank}"
+        axes.plot(curves[index].env_steps, curves[index].iqm, color=color, label=describe(settings, index))
+        axes.fill_between(
+            curves[index].env_steps, curves[index].ci_low, curves[index].ci_high, color=color, alpha=0.15, linewidth=0
+        )
+    if len(shown) < len(ranking):
+        title = f"{title}, the best {len(shown)} of {len(ranking)} settings"
+    axes.set(title=title, xlabel="environment steps per seed", ylabel="episode return (training), IQM over seeds")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.legend(frameon=False, fontsize="small")
+    _style(axes)
+    figure.savefig(path, dpi=120, format="png")
+
+
+def plot_sweep(
+    path: Path, settings: dict[str, np.ndarray], summaries: list[dict[str, float]], is_grid: bool, title: str
+) -> None:
+    """Write the score against the settings: a heat map of a grid of two fields, else one panel for each field.
+
+    Args:
+        settings: field name -> [num_settings].
+        summaries: of each setting's scores, with iqm, ci_low and ci_high; NaN where a setting diverged.
+
+    Raises OSError if `path` cannot be written.
+    """
+    scores = np.array([summary["iqm"] for summary in summaries])
+    if is_grid and len(settings) == 2:
+        figure = Figure(figsize=(7, 5), layout="constrained")
+        _plot_heat_map(figure, settings, scores)
+    else:
+        figure = Figure(figsize=(max(7, 3.5 * len(settings)), 4.2), layout="constrained")
+        low, high = (np.array([summary[name] for summary in summaries]) for name in ("ci_low", "ci_high"))
+        panels = figure.subplots(1, len(settings), sharey=True, squeeze=False)[0]
+        for axes, (name, values) in zip(panels, settings.items(), strict=True):
+            order = np.argsort(values, kind="stable")
+            is_line = len(settings) == 1
+            axes.plot(values[order], scores[order], "o-" if is_line else "o", color="tab:blue")
+            if is_line:
+                axes.fill_between(values[order], low[order], high[order], color="tab:blue", alpha=0.25, linewidth=0)
+            if values.min() > 0 and values.max() / values.min() > 20:
+                axes.set_xscale("log")
+            axes.set_xlabel(name)
+            _style(axes)
+        panels[0].set_ylabel(f"{SCORE} with 95 % CI" if len(settings) == 1 else SCORE)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120, format="png")
+
+
+def _plot_heat_map(figure: Figure, settings: dict[str, np.ndarray], scores: np.ndarray) -> None:
+    (y_name, y), (x_name, x) = settings.items()
+    x_values, y_values = np.unique(x), np.unique(y)
+    cells = np.full((len(y_values), len(x_values)), np.nan)
+    cells[np.searchsorted(y_values, y), np.searchsorted(x_values, x)] = scores
+    axes = figure.add_subplot()
+    image = axes.imshow(cells, origin="lower", aspect="auto")
+    axes.set_xticks(range(len(x_values)), [f"{value:.3g}" for value in x_values], rotation=45)
+    axes.set_yticks(range(len(y_values)), [f"{value:.3g}" for value in y_values])
+    axes.set(xlabel=x_name, ylabel=y_name)
+    if cells.size <= 100:
+        middle = (np.nanmin(cells) + np.nanmax(cells)) / 2 if np.isfinite(cells).any() else 0.0
+        for (row, column), value in np.ndenumerate(cells):
+            color = "black" if value > middle else "white"
+            axes.text(column, row, f"{value:.4g}", ha="center", va="center", color=color, fontsize="small")
+    figure.colorbar(image, label=SCORE)

@@ -6,19 +6,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from common import checkpoint, files
+from common import checkpoint, files, hosts
 from common.cli import fail
-from common.lanes import compile_segment, init_state
+from common.lanes import Lanes
+from common.plan import Programs, plan
 from common.progress import ProgressReport
-from common.report import format_bytes, print_header, report
-from common.setup import Progress, Setup, prepare
+from common.report import count, report
+from common.setup import Part, Progress, Setup, prepare, write_record
 
-MOST_RECORDS = 256  # iterations in one segment at most
 SECONDS_PER_SEGMENT = 1.0  # aim of segments whose number is not given
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "single-file-jax-rl"
 
@@ -44,95 +44,151 @@ class StopSignal:
         self.received = number
 
 
+class Result(NamedTuple):
+    """What a part contributes to the report."""
+
+    metrics: dict[str, np.ndarray]  # [num_lanes, num_iterations]
+    scores: dict[str, np.ndarray]  # [num_lanes]
+    is_healthy: np.ndarray  # [num_lanes] bool
+
+
 def run(script: str, config_class: type, presets: dict[str, dict[str, Any]], make: Callable) -> None:
     """The command line of a script: read sys.argv, train, evaluate, write files.
 
-    Exits with status 2 and one line on stderr where the input is bad, with 128 + signal after Ctrl-C or SIGTERM.
+    Exits with status 2 and one line on stderr where the input is bad, with 128 + signal after Ctrl-C or SIGTERM, and
+    with 1 where the memory does not suffice or another process has not brought its results.
     """
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", str(CACHE))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     try:
         setup = prepare(script, config_class, presets, make)
-        progress = begin(setup)
     except (ValueError, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
     with StopSignal() as stop:
         try:
-            progress = train(setup, progress, stop)
+            programs, parts = plan(setup)
+            results = run_parts(setup, programs, parts, stop)
+        except ValueError as error:
+            fail(str(error))
         except OSError as error:
             fail(f"cannot save: {error}; the checkpoint before is whole, continue it with --resume {setup.directory}")
-        if progress.iteration > 0:
-            report(setup, progress)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            fail(f"out of memory with {count(programs.lanes.num_lanes, 'lane')} at once; lower --lanes-per-batch", 1)
+        if results and (len(parts) == 1 or not stop.received):
+            conclude(setup, parts, results)
     if stop.received:
         print(f"stopped; continue with --resume {setup.directory}", file=sys.stderr)
         raise SystemExit(128 + stop.received)
 
 
-def begin(setup: Setup) -> Progress:
-    """Say what will happen. The State is that of the beginning, or of the checkpoint of a run that is resumed."""
-    algorithm, directory = setup.algorithm, setup.directory
-    print_header(setup)
-    iteration = checkpoint.latest_iteration(directory / "checkpoint") if setup.options.resume else None
+def run_parts(setup: Setup, programs: Programs, parts: list[Part], stop: StopSignal) -> dict[Part, Result]:
+    """Train and evaluate the parts of this process, one after another."""
+    results = {}
+    for part in parts[jax.process_index() :: jax.process_count()]:
+        if len(parts) > 1:
+            print(f"lanes {part.start} to {part.stop - 1} of {setup.num_lanes}", flush=True)
+        progress = train(setup, programs, part, begin(setup, programs, parts, part), stop)
+        if progress.iteration > 0:
+            result = Result(progress.metrics, *programs.evaluate(part, progress.state))
+            results[part] = result
+            if jax.process_count() > 1:
+                scores = result.scores | {"is_healthy": result.is_healthy}
+                files.write_arrays(part.directory / "evaluation.npz", scores)
+        if stop.received:
+            break
+        del progress  # or its state would share the memory with that of the next part
+    return results
+
+
+def begin(setup: Setup, programs: Programs, parts: list[Part], part: Part) -> Progress:
+    """The State of a part is that of the beginning, or of the checkpoint of a run that is resumed."""
+    lanes, settings, keys = programs.inputs(part)
+    path = part.directory / "checkpoint"
+    iteration = checkpoint.latest_iteration(path) if setup.options.resume else None
     if iteration is None:
-        files.write_record(directory, setup.script, setup.config, setup.options.seed, setup.options.num_seeds)
-        return Progress(0, init_state(algorithm.init, setup.lanes, setup.keys), {})
-    state = checkpoint.restore(directory / "checkpoint", iteration, setup.abstract_state)
-    if getattr(setup.abstract_state, "buffer", None) is not None and state.buffer is None:
+        part.directory.mkdir(parents=True, exist_ok=True)
+        write_record(setup, parts)
+        return Progress(0, programs.init(settings, keys), {})
+    expected = jax.tree.map(lambda x: jax.ShapeDtypeStruct((part.num_lanes, *x.shape), x.dtype), setup.abstract_state)
+    state = checkpoint.restore(path, iteration, expected)
+    if getattr(expected, "buffer", None) is not None and state.buffer is None:
         print("the checkpoint has no replay buffer: it starts anew with random transitions", flush=True)
-        fresh = init_state(algorithm.init, setup.lanes, setup.keys)
-        state = state.replace(buffer=setup.lanes.trim(fresh.buffer))
-    metrics = files.read_metrics(directory, iteration)
-    files.write_record(directory, setup.script, setup.config, setup.options.seed, setup.options.num_seeds)
-    print(f"resumed {directory} at {setup.config.env_steps(iteration):,} env steps", flush=True)
-    return Progress(iteration, setup.lanes.place(state), metrics)
+        state = state.replace(buffer=lanes.trim(programs.init(settings, keys).buffer))
+    metrics = files.read_metrics(part.directory, iteration)
+    write_record(setup, parts)
+    print(f"resumed {part.directory} at {setup.config.env_steps(iteration):,} env steps", flush=True)
+    return Progress(iteration, lanes.place(state), metrics)
 
 
-def train(setup: Setup, progress: Progress, stop: StopSignal) -> Progress:
+def train(setup: Setup, programs: Programs, part: Part, progress: Progress, stop: StopSignal) -> Progress:
     """Run segments until the end or a signal, and save."""
-    config, options, lanes = setup.config, setup.options, setup.lanes
-    total = config.num_iterations
+    config, options = setup.config, setup.options
+    lanes, settings, _ = programs.inputs(part)
+    total, longest = config.num_iterations, programs.capacity
     if progress.iteration >= total:
         return progress
-    longest = -(-total // options.num_segments) if options.num_segments else min(total, MOST_RECORDS)
+    segment = programs.segment
     length = longest if options.num_segments else 1
-
-    compile_time = time.perf_counter()
-    segment = compile_segment(setup.algorithm.step, lanes, progress.state, longest)
-    memory = segment.memory_analysis()
-    compile_time = time.perf_counter() - compile_time
-    peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    print(f"compiled in {compile_time:.1f} s, {format_bytes(peak)} on each device", flush=True)
-
     saved, saved_time = progress, time.perf_counter()
     with ProgressReport(config.env_steps(total), config.env_steps(progress.iteration), lanes.num_lanes) as shown:
         while progress.iteration < total and not stop.received:
             started = time.perf_counter()
             start, end = progress.iteration, min(progress.iteration + length, total)
-            state, records = segment(progress.state, np.int32(start), np.int32(end))
+            state, records = segment(settings, progress.state, np.int32(start), np.int32(end))
             records = {name: np.asarray(x)[: lanes.num_lanes, : end - start] for name, x in records.items()}
             progress = Progress(end, state, files.append_metrics(progress.metrics, records))
             if not options.num_segments:
                 speed = (end - start) / (time.perf_counter() - started)
                 length = int(np.clip(speed * SECONDS_PER_SEGMENT, 1, longest))
             shown.update(config.env_steps(end), progress.metrics)
-            setup.tracker.log(setup.env_steps(end)[start:], records)
+            if lanes.num_lanes == setup.num_lanes:
+                setup.tracker.log(setup.env_steps(end)[start:], records)
             if time.perf_counter() - saved_time >= options.checkpoint_every:
-                save(setup, progress)
+                save(setup, lanes, part, progress)
                 saved, saved_time = progress, time.perf_counter()
     if saved is not progress:
-        save(setup, progress)
+        save(setup, lanes, part, progress)
     return progress
 
 
-def save(setup: Setup, progress: Progress) -> None:
+def save(setup: Setup, lanes: Lanes, part: Part, progress: Progress) -> None:
     """Metrics first, so that there are never fewer of them than the checkpoint needs."""
-    files.write_metrics(setup.directory, setup.env_steps(progress.iteration), progress.metrics)
-    checkpoint.save(
-        setup.directory / "checkpoint",
-        progress.iteration,
-        setup.lanes.trim(progress.state),
-        setup.options.checkpoint_buffer,
-    )
+    write_metrics(setup, part, progress.metrics)
+    state = lanes.trim(progress.state)
+    checkpoint.save(part.directory / "checkpoint", progress.iteration, state, setup.options.checkpoint_buffer)
+
+
+def write_metrics(setup: Setup, part: Part, metrics: dict[str, np.ndarray]) -> None:
+    """Write metrics.npz, with what each lane is."""
+    lanes = {"seed": setup.seeds} | {f"sweep_{name}": x for name, x in setup.lane_settings.items()}
+    lanes = {name: x[part.start : part.stop] for name, x in lanes.items()}
+    files.write_metrics(part.directory, setup.env_steps(metrics["episode_return"].shape[1]), lanes, metrics)
+
+
+def conclude(setup: Setup, parts: list[Part], results: dict[Part, Result]) -> None:
+    """Put the results of all parts together and report; process 0 does it for all."""
+    absent = hosts.wait_for_all()
+    if absent:
+        who = "process " + ", ".join(map(str, absent))
+        fail(f"{who} ended before its lanes did; the others are saved, continue with --resume {setup.directory}", 1)
+    if jax.process_index() > 0:
+        return
+    results = [results.get(part) or read_result(setup, part) for part in parts]
+    metrics = {name: np.concatenate([result.metrics[name] for result in results]) for name in results[0].metrics}
+    scores = {name: np.concatenate([result.scores[name] for result in results]) for name in results[0].scores}
+    if len(parts) > 1:
+        write_metrics(setup, Part(0, setup.num_lanes, setup.directory), metrics)
+        setup.tracker.log(setup.env_steps(setup.config.num_iterations), metrics)
+    report(setup, metrics, scores, np.concatenate([result.is_healthy for result in results]))
+
+
+def read_result(setup: Setup, part: Part) -> Result:
+    """What another process has left."""
+    with np.load(part.directory / "evaluation.npz") as file:
+        scores = dict(file)
+    return Result(files.read_metrics(part.directory, setup.config.num_iterations), scores, scores.pop("is_healthy"))

@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,68 +13,166 @@ from typing import Any
 import jax
 import numpy as np
 
-from common.cli import Options, parse
-from common.files import write_atomically
-from common.lanes import Lanes, available_bytes, make_lanes, num_bytes
+from common import files, hosts
+from common.checkpoint import part_folder, read_record
+from common.cli import FIXED, Options, parse, preset
+from common.lanes import available_bytes, num_bytes, strong
+from common.sweep import describe, make_settings
 from common.tracking import Tracker, check_wandb
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A run that is ready to start: everything that has been asked for has been checked."""
+    """A run that is ready to start: everything that has been asked for has been checked.
+
+    Lane i is seed i % num_seeds of setting i // num_seeds.
+    """
 
     script: str
     config: Any
+    default: Any  # Config of the environment where no flag says otherwise
     options: Options
-    algorithm: Any
+    make: Callable  # Config -> Algorithm
     directory: Path
-    lanes: Lanes
-    keys: jax.Array  # [num_lanes]
-    abstract_state: Any  # shapes and dtypes of the State of all lanes, without padding
+    settings: dict[str, np.ndarray]  # of a sweep, float32 [num_settings]; else empty
+    abstract_state: Any  # shapes and dtypes of the State of one lane
     tracker: Tracker
 
     @property
-    def seeds(self) -> list[int]:
-        """Of the lanes, in order."""
-        return list(range(self.options.seed, self.options.seed + self.options.num_seeds))
+    def num_settings(self) -> int:
+        """1 without a sweep."""
+        return len(next(iter(self.settings.values()), [None]))
+
+    @property
+    def num_lanes(self) -> int:
+        """Of all processes and batches."""
+        return self.num_settings * self.options.num_seeds
+
+    @property
+    def share(self) -> int:
+        """Lanes of the process that has most."""
+        return -(-self.num_lanes // jax.process_count())
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of this process that are used."""
+        return self.options.devices or jax.local_device_count()
+
+    @property
+    def seeds(self) -> np.ndarray:
+        """Of the lanes, uint32 [num_lanes]."""
+        seeds = np.arange(self.options.seed, self.options.seed + self.options.num_seeds)
+        return np.tile(seeds, self.num_settings).astype(np.uint32)
+
+    @property
+    def lane_settings(self) -> dict[str, np.ndarray]:
+        """Of the lanes, float32 [num_lanes]."""
+        return {name: np.repeat(values, self.options.num_seeds) for name, values in self.settings.items()}
+
+    def make_lane(self, settings: dict[str, jax.Array]) -> Any:
+        """The Algorithm of one lane; settings name -> []."""
+        return self.make(dataclasses.replace(self.config, **settings))
+
+    def setting(self, index: int) -> dict[str, float]:
+        """One setting of the sweep, in the shortest numbers that are the same float32."""
+        return {name: float(str(values[index])) for name, values in self.settings.items()}
+
+    def name_lane(self, lane: int) -> str:
+        """`seed 3`, in a sweep with its setting."""
+        setting = describe(self.settings, lane // self.options.num_seeds)
+        return f"seed {self.seeds[lane]}" + (f" at {setting}" if setting else "")
 
     def env_steps(self, iterations: int) -> np.ndarray:
-        """Env steps of one seed at the end of each of the first iterations, [iterations]."""
+        """Env steps of one lane at the end of each of the first iterations, [iterations]."""
         return np.array([self.config.env_steps(i + 1) for i in range(iterations)], np.int64)
 
 
 @dataclass(frozen=True)
+class Part:
+    """Lanes start to stop - 1, which one process trains at once. What only resuming needs stands in their folder."""
+
+    start: int
+    stop: int
+    directory: Path
+
+    @property
+    def num_lanes(self) -> int:
+        """How many these are."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
 class Progress:
-    """How far a run is."""
+    """How far a part is."""
 
     iteration: int
-    state: Any  # of all lanes, with padding
-    metrics: dict[str, np.ndarray]  # [num_seeds, iteration]; empty at the beginning
+    state: Any  # of its lanes, with padding
+    metrics: dict[str, np.ndarray]  # [num_lanes, iteration]; empty at the beginning
 
 
 def prepare(script: str, config_class: type, presets: dict[str, dict[str, Any]], make: Callable) -> Setup:
     """Check everything before anything is compiled. Raises ValueError with a line that says what to do."""
     config, options = parse(script, config_class, presets)
-    algorithm = make(config)
-    seeds = list(range(options.seed, options.seed + options.num_seeds))
-    keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))
-    abstract_state = jax.eval_shape(jax.vmap(algorithm.init), keys)
-    lanes = make_lanes(options.num_seeds)
-    check_memory(lanes, abstract_state)
-    check_wandb(options.wandb)
-    directory = make_directory(script, config.env, options)
-    tracker = Tracker(options, directory, dataclasses.asdict(config), seeds)
-    return Setup(script, config, options, algorithm, directory, lanes, keys, abstract_state, tracker)
-
-
-def check_memory(lanes: Lanes, abstract_state: Any) -> None:
-    """Raises ValueError if the State alone does not fit."""
-    needed, available = num_bytes(abstract_state), available_bytes(lanes)
-    if needed > available:
+    settings = make_settings(options.sweep, options.sweep_samples, options.seed, config)
+    if options.coordinator:
+        hosts.connect(options.coordinator, options.num_processes, options.process_id)
+        if jax.process_index() > 0:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115, one process speaks for all
+    if options.devices > jax.local_device_count():
+        raise ValueError(f"devices = {options.devices}, but there are only {jax.local_device_count()} here")
+    num_lanes = len(next(iter(settings.values()), [None])) * options.num_seeds
+    if num_lanes < jax.process_count():
         raise ValueError(
-            f"the state of {lanes.num_lanes} seeds takes {needed:,} bytes and the memory is {available:,}; "
-            "lower --num-seeds (or --buffer-size)"
+            f"{jax.process_count()} processes need at least as many lanes (seeds x settings), not {num_lanes}"
         )
+    abstract_state = jax.eval_shape(lambda key: strong(make(config).init(key)), jax.eval_shape(jax.random.key, 0))
+    check_memory(options, num_lanes, num_bytes(abstract_state))
+    check_wandb(options.wandb)
+    directory = Path(hosts.agree("directory", lambda: str(make_directory(script, config.env, options))))
+    default = preset(config_class, presets, config.env)
+    tracker = Tracker(options, directory, config, settings)
+    return Setup(script, config, default, options, make, directory, settings, abstract_state, tracker)
+
+
+def check_memory(options: Options, num_lanes: int, lane_bytes: int) -> None:
+    """Raises ValueError if the State of as many lanes as are asked for at once, or of a single one, does not fit."""
+    available = available_bytes(options.devices or jax.local_device_count())
+    is_auto = options.lanes_per_batch == "auto"
+    least = 1 if is_auto else min(int(options.lanes_per_batch), -(-num_lanes // jax.process_count()))
+    if least * lane_bytes > available:
+        lanes, flag = (
+            ("1 lane", "--num-envs (or --buffer-size)") if least == 1 else (f"{least} lanes", "--lanes-per-batch")
+        )
+        raise ValueError(
+            f"the state of {lanes} takes {least * lane_bytes:,} bytes and the memory is {available:,}; lower {flag}"
+        )
+
+
+def write_record(setup: Setup, parts: list[Part]) -> None:
+    """Write config.json; process 0 does it for all. No parts: they are not known yet."""
+    if jax.process_index() == 0:
+        lanes = {name: getattr(setup.options, name) for name in sorted(FIXED)}
+        lanes["settings"] = {name: [float(str(x)) for x in values] for name, values in setup.settings.items()}
+        lanes["parts"] = [(part.start, part.stop) for part in parts]
+        files.write_record(setup.directory, setup.script, setup.config, lanes)
+
+
+def recorded_parts(setup: Setup) -> list[tuple[int, int]]:
+    """First lane and end of each part of a run that is resumed; empty where they are not known yet."""
+    return [tuple(bound) for bound in read_record(setup.directory)["parts"]] if setup.options.resume else []
+
+
+def make_parts(setup: Setup, lanes_per_batch: int) -> list[Part]:
+    """All parts of a run, in order of their lanes, as many for each process.
+
+    A run that is resumed has the parts with which it began.
+    """
+    bounds = recorded_parts(setup)
+    if not bounds:
+        num_parts = jax.process_count() * -(-setup.share // lanes_per_batch)
+        batches = [batch for batch in np.array_split(np.arange(setup.num_lanes), num_parts) if len(batch)]
+        bounds = [(int(batch[0]), int(batch[-1]) + 1) for batch in batches]
+    return [Part(*bound, part_folder(setup.directory, bounds, i)) for i, bound in enumerate(bounds)]
 
 
 def free_name(parent: Path) -> str:
@@ -90,7 +190,7 @@ def make_directory(script: str, env: str, options: Options) -> Path:
         raise ValueError(f"{directory} holds a run; choose another --name, or continue it with --resume {directory}")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(directory / "writable", b"")
+        files.write_atomically(directory / "writable", b"")
         (directory / "writable").unlink()
     except OSError as error:
         raise ValueError(f"cannot write to {directory}: {error.strerror}; choose another --out") from error

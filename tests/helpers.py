@@ -254,7 +254,7 @@ def saved_state(directory: Path) -> tuple[int, dict[str, np.ndarray]]:
     record = json.loads((directory / "config.json").read_text())
     module = importlib.import_module(record["algorithm"])
     algorithm = module.make(checkpoint.read_config(module.Config, record))
-    keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((record["num_seeds"],), "uint32"))
+    keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((record["parts"][-1][-1],), "uint32"))
     iteration = checkpoint.latest_iteration(directory / "checkpoint")
     abstract_state = jax.eval_shape(jax.vmap(algorithm.init), keys)
     state = checkpoint.restore(directory / "checkpoint", iteration, abstract_state)

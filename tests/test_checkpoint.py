@@ -156,7 +156,7 @@ import jax
 import test_checkpoint
 from common.checkpoint import save
 from common.lanes import make_lanes
-save(Path(sys.argv[1]), 7, make_lanes(test_checkpoint.NUM_LANES).place(test_checkpoint.make_state()))
+save(Path(sys.argv[1]), 7, make_lanes(test_checkpoint.NUM_LANES, 99).place(test_checkpoint.make_state()))
 print(jax.local_device_count())
 """
 

@@ -17,7 +17,7 @@ from common.files import (
     append_metrics,
     read_metrics,
     write_atomically,
-    write_curve,
+    write_curves,
     write_json,
     write_metrics,
     write_record,
@@ -53,9 +53,9 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, full_disk):
 
 
 def test_metrics_that_do_not_fit_on_the_disk_leave_the_old_ones(tmp_path, full_disk):
-    write_metrics(tmp_path, np.arange(2), {"loss": np.ones((1, 2), np.float32)})
+    write_metrics(tmp_path, np.arange(2), {}, {"loss": np.ones((1, 2), np.float32)})
     with pytest.raises(OSError, match="too large"):
-        write_metrics(tmp_path, np.arange(2000), {"loss": np.zeros((1, 2000), np.float32)})
+        write_metrics(tmp_path, np.arange(2000), {}, {"loss": np.zeros((1, 2000), np.float32)})
     np.testing.assert_array_equal(read_metrics(tmp_path, 2)["loss"], [[1.0, 1.0]])
 
 
@@ -118,7 +118,7 @@ def assert_same_metrics(metrics, expected):
 def test_metrics_are_read_back_bit_by_bit_up_to_the_iteration_asked_for(tmp_path_factory, shape, kept, dtype, data):
     directory = tmp_path_factory.getbasetemp()
     metrics = {name: data.draw(hnp.arrays(dtype, shape)) for name in ("episode_return", "loss")}
-    write_metrics(directory, np.arange(shape[1]), metrics)
+    write_metrics(directory, np.arange(shape[1]), {"seed": np.arange(shape[0])}, metrics)
     kept = min(kept, shape[1])
     read = read_metrics(directory, kept)
     assert read.keys() == metrics.keys()
@@ -128,15 +128,15 @@ def test_metrics_are_read_back_bit_by_bit_up_to_the_iteration_asked_for(tmp_path
 
 
 def test_metrics_file_is_plain_numpy_with_env_steps(tmp_path):
-    write_metrics(tmp_path, np.array([10, 20, 30]), metrics_of(2, 3))
+    write_metrics(tmp_path, np.array([10, 20, 30]), {"seed": np.array([5, 6])}, metrics_of(2, 3))
     with np.load(tmp_path / "metrics.npz") as file:
-        assert set(file.files) == {"env_steps", "episode_return", "num_episodes"}
+        assert set(file.files) == {"env_steps", "seed", "episode_return", "num_episodes"}
         np.testing.assert_array_equal(file["env_steps"], [10, 20, 30])
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.npz"]
 
 
 def test_metrics_that_are_too_few_are_an_error_that_names_the_file(tmp_path):
-    write_metrics(tmp_path, np.arange(3), metrics_of(2, 3))
+    write_metrics(tmp_path, np.arange(3), {}, metrics_of(2, 3))
     assert read_metrics(tmp_path, 3)["num_episodes"].shape == (2, 3)
     with pytest.raises(ValueError, match=r"metrics\.npz has fewer than the 4 iterations"):
         read_metrics(tmp_path, 4)
@@ -153,7 +153,7 @@ def test_damaged_metrics_are_an_error_that_names_the_file_or_no_damage(tmp_path_
     """Any part of the arrays overwritten, or the file cut anywhere. The arrays make up nearly all of the file."""
     directory = tmp_path_factory.getbasetemp()
     expected = metrics_of(3, 50)
-    write_metrics(directory, np.arange(50), expected)
+    write_metrics(directory, np.arange(50), {}, expected)
     raw = (directory / "metrics.npz").read_bytes()
     if data.draw(st.booleans()):
         damaged = raw[: data.draw(st.integers(0, len(raw) - 1))]
@@ -182,6 +182,12 @@ def test_metrics_are_appended_in_order():
 # -- Record of the run -------------------------------------------------------------------------------------------------
 
 
+LANES = {
+    **{"seed": 3, "num_seeds": 5, "sweep": [], "sweep_samples": 0, "lanes_per_batch": "auto"},
+    **{"settings": {}, "parts": [[0, 5]]},
+}
+
+
 @dataclass(frozen=True)
 class Config:
     env: str = "CartPole-v1"
@@ -192,7 +198,7 @@ class Config:
 
 def test_a_record_gives_the_config_back(tmp_path):
     config = Config(env="Pendulum-v1", learning_rate=1e-4, anneal=False, hidden_sizes=(8,))
-    write_record(tmp_path, "scripts/algorithm.py", config, seed=3, num_seeds=5)
+    write_record(tmp_path, "scripts/algorithm.py", config, LANES)
     record = read_record(tmp_path)
     assert read_config(Config, record) == config
     assert (record["algorithm"], record["seed"], record["num_seeds"]) == ("algorithm", 3, 5)
@@ -200,7 +206,7 @@ def test_a_record_gives_the_config_back(tmp_path):
 
 
 def test_a_record_of_other_fields_is_refused(tmp_path):
-    write_record(tmp_path, "algorithm.py", Config(), seed=0, num_seeds=1)
+    write_record(tmp_path, "algorithm.py", Config(), LANES)
     record = read_record(tmp_path)
     record["config"]["momentum"] = 0.9
     with pytest.raises(ValueError, match="momentum"):
@@ -232,7 +238,7 @@ def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path, content):
 def test_the_curve_is_written_as_csv(tmp_path):
     mean, nan = np.array([1.5, -201.125]), np.full(2, np.nan)
     curve = Curve(np.array([1000, 123_456_789]), mean[None], mean, mean + 1, nan, mean + 2)
-    write_curve(tmp_path / "curve.csv", curve)
+    write_curves(tmp_path / "curve.csv", {}, [curve])
     with (tmp_path / "curve.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["env_step"]) for row in rows] == [1000, 123_456_789]

@@ -38,10 +38,11 @@ from helpers import (
 )
 from matplotlib import image
 
+import common.plan
 import common.run
 import common.setup
 from common import checkpoint, files
-from common.lanes import init_state, make_lanes
+from common.lanes import compile_init, make_lanes
 
 FILES = {"config.json", "metrics.npz", "curve.csv", "curve.png", "summary.json", "checkpoint"}
 # The host looks after every iteration, and saves after every one.
@@ -117,7 +118,7 @@ def test_a_run_says_what_it_does(script, undisturbed):
     total = f"{small_config(script).total_timesteps:,}"
     expected = [
         rf"{script} on {ENVS[script][0]}, seeds 0 to 1, \d+ x .+",
-        rf"{total} env steps per seed in {ITERATIONS} iterations, [\d.]+ [KM]?i?B of state",
+        rf"{total} env steps per seed in {ITERATIONS} iterations; [\d.]+ [KM]?i?B of state a lane, .* of memory",
         r"compiled in [\d.]+ s, [\d.]+ [KM]?i?B on each device",
         rf" +[\d,]+ / {total} steps  [\d,]+ steps/s  return -?(\d+\.\d|nan)  \d+ s left",
         rf" +{total} / {total} steps  [\d,]+ steps/s  return -?\d+\.\d  0 s left",
@@ -163,6 +164,7 @@ def test_metrics_have_a_row_per_seed_and_a_column_per_iteration(script, undistur
     metrics = saved_metrics(undisturbed[2])
     config = small_config(script)
     env_steps = metrics.pop("env_steps")
+    np.testing.assert_array_equal(metrics.pop("seed"), [0, 1])
     np.testing.assert_array_equal(env_steps, [config.env_steps(i + 1) for i in range(ITERATIONS)])
     assert env_steps[-1] == config.total_timesteps
     assert metrics.keys() >= {"episode_return", "episode_length", "num_episodes"}
@@ -230,15 +232,15 @@ def test_any_number_of_segments_gives_the_same_numbers(script, env, monkeypatch)
     def compile_segment(*args):
         segment = compiled(*args)
 
-        def watched(state, start, stop):
+        def watched(settings, state, start, stop):
             lengths.append(int(stop - start))
-            return segment(state, start, stop)
+            return segment(settings, state, start, stop)
 
         watched.memory_analysis = segment.memory_analysis
         return watched
 
-    compiled = common.run.compile_segment
-    monkeypatch.setattr(common.run, "compile_segment", compile_segment)
+    compiled = common.plan.compile_segment
+    monkeypatch.setattr(common.plan, "compile_segment", compile_segment)
     directories = {}
     for num_segments, expected in ((1, [40]), (7, [6] * 6 + [4]), (ITERATIONS, [1] * 40), (0, None)):
         lengths.clear()
@@ -322,8 +324,8 @@ def test_resuming_a_finished_run_evaluates_again_and_changes_nothing(script, und
 
 def test_a_run_begins_with_the_types_with_which_it_is_resumed(script):
     """Otherwise the resumed program is another one, which has to be compiled and may round differently."""
-    init = importlib.import_module(script).make(small_config(script)).init
-    state = init_state(init, make_lanes(2), jax.vmap(jax.random.key)(np.arange(2)))
+    algorithm, lanes = importlib.import_module(script).make(small_config(script)), make_lanes(2, 99)
+    state = compile_init(lambda settings: algorithm, lanes)({}, lanes.place(jax.vmap(jax.random.key)(np.arange(2))))
     leaves = jax.tree_util.tree_leaves_with_path(state)
     assert [jax.tree_util.keystr(path) for path, x in leaves if getattr(x, "weak_type", False)] == []
 
@@ -411,15 +413,15 @@ def test_a_signal_during_compilation(script, undisturbed, monkeypatch, number):
         signal.raise_signal(number)
         return compiled(*args)
 
-    compiled = common.run.compile_segment
-    monkeypatch.setattr(common.run, "compile_segment", compile_segment)
+    compiled = common.plan.compile_segment
+    monkeypatch.setattr(common.plan, "compile_segment", compile_segment)
     result = call(script, *small_run(script, name="early", num_segments=ITERATIONS))
     directory = directory_of(script, "early")
     assert result.status == 128 + number, result
     assert "Traceback" not in result.stderr
     assert f"--resume {directory}\n" in result.stderr
 
-    monkeypatch.setattr(common.run, "compile_segment", compiled)
+    monkeypatch.setattr(common.plan, "compile_segment", compiled)
     assert_finished(call(script, "--resume", str(directory), *flags(eval_episodes=2, num_segments=ITERATIONS)))
     assert run_differences(directory, undisturbed[2]) == []
 
@@ -439,7 +441,7 @@ _MANY = {"num_envs": 2**30, "num_steps": 1, "total_timesteps": 2**30, "num_seeds
 BAD_OF = {
     "ppo": [
         ("minibatches that do not divide", {"num_minibatches": 3}, ["num_minibatches", 3, 32]),
-        ("more than the memory holds", _MANY, ["--num-seeds", "memory"]),
+        ("more than the memory holds", _MANY, ["--num-envs", "memory"]),
         ("no minibatches", {"num_minibatches": 0}, ["num_minibatches"]),
         ("no steps", {"num_steps": 0}, ["num_steps"]),
         ("no epochs", {"num_epochs": 0}, ["num_epochs"]),
@@ -662,7 +664,7 @@ DIVERGING = {
 def test_seeds_that_diverge_are_named(script, env):
     result = call(script, *small_run(script, env=env, seed=5, name="wild", num_segments=1, **DIVERGING[script]))
     assert_finished(result)
-    assert "seeds 5, 6\n" in result.stdout
+    assert "): seed 5, seed 6\n" in result.stdout
     directory = directory_of(script, "wild", env)
     summary = json.loads((directory / "summary.json").read_text(), parse_constant=pytest.fail)
     assert summary["diverged_seeds"] == [5, 6]
@@ -671,15 +673,18 @@ def test_seeds_that_diverge_are_named(script, env):
 
 @few
 def test_a_lane_that_diverges_leaves_the_others_as_they_were(script, monkeypatch):
-    def init_state(*args):
-        state = init(*args)
-        poisoned = jax.tree.map(lambda x: x.at[1].set(jnp.nan), state.params)
-        return state.replace(params=poisoned)
+    def compile_init(*args):
+        def poisoned(settings, keys):
+            state = init(settings, keys)
+            return state.replace(params=jax.tree.map(lambda x: x.at[1].set(jnp.nan), state.params))
 
-    init = common.run.init_state
+        init = compiled(*args)
+        return poisoned
+
+    compiled = common.plan.compile_init
     arguments = small_run(script, 12, num_seeds=3, num_segments=1, eval_episodes=0)
     assert_finished(call(script, *arguments, "--name", "healthy"))
-    monkeypatch.setattr(common.run, "init_state", init_state)
+    monkeypatch.setattr(common.plan, "compile_init", compile_init)
     assert_finished(call(script, *arguments, "--name", "ill"))
 
     healthy, ill = directory_of(script, "healthy"), directory_of(script, "ill")

@@ -1,0 +1,299 @@
+"""Lanes in batches, on several devices and in several processes: the same numbers as all of them at once."""
+
+import json
+import re
+import signal
+import socket
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from helpers import (
+    SCRIPTS,
+    Process,
+    call,
+    execute,
+    flags,
+    path_of,
+    saved_metrics,
+    shared_compilations,
+    small_config,
+    small_run,
+)
+
+import common.plan
+import common.setup
+from common.checkpoint import load
+from common.lanes import compile_init, compile_segment, make_lanes
+
+SAME = ("runs", "ppo", "CartPole-v1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compilations(tmp_path_factory):
+    with shared_compilations(tmp_path_factory) as folder:
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def assert_same_beginning(a, b):
+    """The same lanes in the same places; the same numbers to rounding in the first iterations."""
+    assert a.keys() == b.keys()
+    for name, x in a.items():
+        assert (x.shape, x.dtype) == (b[name].shape, b[name].dtype)
+        if x.ndim == 1:
+            np.testing.assert_array_equal(x, b[name], err_msg=name)
+        else:
+            np.testing.assert_allclose(x[:, :3], b[name][:, :3], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+# -- Devices -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_lanes_on_several_devices_have_nothing_to_say_to_each_other(script):
+    """The compiled programs have no collective."""
+    import importlib
+
+    if jax.local_device_count() < 2:
+        pytest.skip("one device has nobody to talk to")
+    algorithm = importlib.import_module(script).make(small_config(script))
+    make = lambda settings: algorithm  # noqa: E731
+    lanes = make_lanes(3, 2)
+    assert (lanes.num_lanes, lanes.num_padded, lanes.sharding.num_devices) == (3, 4, 2)
+    keys = lanes.place(jax.vmap(jax.random.key)(np.arange(3)))
+    init = compile_init(make, lanes)
+    with jax.numpy_rank_promotion("allow"):  # distrax needs it
+        state = init({}, keys)
+        programs = init.lower({}, keys).compile(), compile_segment(make, lanes, {}, state, capacity=2)
+    assert {x.sharding.num_devices for x in jax.tree.leaves(state)} == {2}
+    for program in programs:
+        text = program.as_text()
+        assert "fusion" in text or "while" in text
+        assert (
+            re.findall(r"all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|partition-id", text) == []
+        )
+
+
+def test_the_number_of_devices_can_be_limited():
+    result = call("ppo", *small_run("ppo", name="one", devices=1, num_seeds=3, eval_episodes=0))
+    assert result.status == 0, result
+    assert ", 1 x cpu\n" in result.stdout
+    assert call("ppo", *small_run("ppo", name="all", num_seeds=3, eval_episodes=0)).status == 0
+    assert_same_beginning(*(saved_metrics(Path(*SAME, name)) for name in ("one", "all")))
+    result = call("ppo", *small_run("ppo", devices=1000))
+    assert result.status == 2
+    assert re.fullmatch(r"error: devices = 1000, but there are only \d+ here\n", result.stderr)
+
+
+# -- Batches -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", ["ppo", "dqn"])
+def test_batches_are_the_same_as_all_lanes_at_once(script):
+    arguments = small_run(script, num_seeds=7, eval_episodes=2)
+    for name, batch in (("whole", []), ("batches", ["--lanes-per-batch", "3"])):
+        result = call(script, *arguments, "--name", name, *batch)
+        assert result.status == 0, result
+    assert "\nlanes 0 to 2 of 7\n" in result.stdout
+    assert "\nlanes 5 to 6 of 7\n" in result.stdout
+    assert result.stdout.count("compiled in") == 1
+    assert result.stdout.count("greedy evaluation of 7 seeds") == 1
+    whole, batches = (Path("runs", script, "CartPole-v1", name) for name in ("whole", "batches"))
+    assert_same_beginning(saved_metrics(whole), saved_metrics(batches))
+    parts = [path.name for path in (batches / "parts").iterdir()]
+    assert sorted(parts) == ["lanes-0-to-2", "lanes-3-to-4", "lanes-5-to-6"]
+    summaries = [json.loads((directory / "summary.json").read_text()) for directory in (whole, batches)]
+    assert [len(summary["eval_episode_return"]["per_seed"]) for summary in summaries] == [7, 7]
+    for lane in (0, 4, 6):
+        state = load(batches, lane)[2]
+        assert {x.shape for x in jax.tree.leaves(state.key)} == {()}
+    assert not np.array_equal(*(jax.random.key_data(load(batches, lane)[2].key) for lane in (5, 6)))
+
+
+def test_batches_are_resumed_where_they_stopped(monkeypatch, folder):
+    arguments = small_run("ppo", num_seeds=4, eval_episodes=0, num_segments=40)
+    assert call("ppo", *arguments, "--name", "whole", "--lanes-per-batch", "2").status == 0
+
+    compiled, calls = common.plan.compile_segment, []
+
+    def compile_segment(*args):
+        segment = compiled(*args)
+
+        def watched(*inputs):
+            calls.append(inputs)
+            if len(calls) == 50:  # in the second batch
+                signal.raise_signal(signal.SIGTERM)
+            return segment(*inputs)
+
+        watched.memory_analysis = segment.memory_analysis
+        return watched
+
+    monkeypatch.setattr(common.plan, "compile_segment", compile_segment)
+    result = call("ppo", *arguments, "--name", "stopped", "--lanes-per-batch", "2")
+    assert result.status == 128 + signal.SIGTERM
+    assert len(calls) == 50
+    directory = Path(*SAME, "stopped")
+    assert f"--resume {directory}\n" in result.stderr
+    result = call("ppo", "--resume", str(directory), *flags(eval_episodes=0, num_segments=40))
+    assert result.status == 0, result
+    assert len(calls) == 80
+    a, b = (saved_metrics(Path(*SAME, name)) for name in ("whole", "stopped"))
+    assert all(a[name].tobytes() == b[name].tobytes() for name in a)
+
+
+def test_auto_divides_what_does_not_fit(monkeypatch):
+    """A machine that is said to have room for little more than two lanes gets two at a time, or one."""
+    arguments = small_run("ppo", num_seeds=4, eval_episodes=0, devices=1)
+    result = call("ppo", *arguments, "--name", "whole")
+    assert result.stdout.count("compiled in") == 1
+    program = compile_small(4)
+    monkeypatch.setattr(common.plan, "available_bytes", lambda num_devices: int(0.6 * program))
+    result = call("ppo", *arguments, "--name", "small")
+    assert result.status == 0, result
+    assert "\nlanes 0 to 1 of 4\n" in result.stdout
+    assert_same_beginning(*(saved_metrics(Path(*SAME, name)) for name in ("whole", "small")))
+
+    monkeypatch.setattr(common.setup, "available_bytes", lambda num_devices: 100)
+    result = call("ppo", *arguments, "--name", "tiny")
+    assert result.status == 2
+    assert re.search(r"the state of 1 lane takes [\d,]+ bytes and the memory is 100; lower --num-envs", result.stderr)
+    result = call("ppo", *arguments, "--name", "tiny", "--lanes-per-batch", "3")
+    assert re.search(r"the state of 3 lanes takes .*; lower --lanes-per-batch", result.stderr)
+
+
+def compile_small(num_lanes):
+    """Bytes that the program of a small run takes."""
+    import ppo
+
+    algorithm, lanes = ppo.make(small_config("ppo")), make_lanes(num_lanes, 1)
+    keys = lanes.place(jax.vmap(jax.random.key)(np.arange(num_lanes)))
+    with jax.numpy_rank_promotion("allow"):
+        state = compile_init(lambda _: algorithm, lanes)({}, keys)
+        return common.plan.device_bytes(compile_segment(lambda _: algorithm, lanes, {}, state, capacity=40))
+
+
+def test_memory_that_runs_out_names_the_flag(monkeypatch):
+    def compile_segment(*args):
+        def segment(*inputs):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.")
+
+        segment.memory_analysis = compiled(*args).memory_analysis
+        return segment
+
+    compiled = common.plan.compile_segment
+    monkeypatch.setattr(common.plan, "compile_segment", compile_segment)
+    result = call("ppo", *small_run("ppo", num_seeds=3))
+    assert result.status == 1
+    assert result.stderr == "error: out of memory with 3 lanes at once; lower --lanes-per-batch\n"
+
+
+# -- Processes ---------------------------------------------------------------------------------------------------------
+
+# Patience that suits a test; otherwise what `python ppo.py` does.
+IMPATIENT = """
+import sys, runpy
+import common.hosts
+common.hosts.PATIENCE, common.hosts.HEARTBEAT = {patience}, 10
+sys.argv[0] = {path!r}
+runpy.run_path({path!r}, run_name="__main__")
+"""
+
+
+def together(num_processes, port=None):
+    """Flags of each process."""
+    if port is None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+    common_flags = flags(coordinator=f"127.0.0.1:{port}", num_processes=num_processes)
+    return [[*common_flags, *flags(process_id=i)] for i in range(num_processes)]
+
+
+def impatient(patience):
+    return ["-c", IMPATIENT.format(path=path_of("ppo"), patience=patience)]
+
+
+def test_two_processes_are_the_same_as_one(folder):
+    arguments = small_run("ppo", num_seeds=5)
+    assert call("ppo", *arguments, "--name", "one").status == 0
+    first, second = (
+        Process(path_of("ppo"), *arguments, *process, "--name", "two", cwd=folder) for process in together(2)
+    )
+    with first, second:
+        results = first.finish(), second.finish()
+    assert [result.status for result in results] == [0, 0], results
+    assert results[0].stdout.count("greedy evaluation of 5 seeds") == 1
+    assert results[1].stdout == "", "one process speaks for all"
+    one, two = (Path(*SAME, name) for name in ("one", "two"))
+    assert_same_beginning(saved_metrics(one), saved_metrics(two))
+    names = {path.name for path in two.iterdir()}
+    assert names == {"config.json", "curve.csv", "curve.png", "metrics.npz", "parts", "summary.json"}
+
+    # Any number of processes may go on with it.
+    result = call("ppo", "--resume", str(two))
+    assert result.status == 0, result
+    assert "greedy evaluation of 5 seeds" in result.stdout
+
+
+def test_a_process_that_dies_leaves_the_others_at_work(folder):
+    arguments = small_run("ppo", 800, num_seeds=4, name="two", num_segments=100, checkpoint_every=0.0)
+    processes = [Process(*impatient(300), *arguments, *process, cwd=folder) for process in together(2)]
+    with processes[0] as first, processes[1] as second:
+        second.wait_for_checkpoint(Path(*SAME, "two", "parts", "lanes-2-to-3"), 20)
+        second.send(signal.SIGKILL)
+        result = first.finish()
+    assert result.status == 1, result
+    directory = Path(*SAME, "two")
+    error = "error: process 1 ended before its lanes did; the others are saved, continue with --resume"
+    assert f"{error} {directory}\n" in result.stderr
+    assert "Traceback" not in result.stderr
+    result = call("ppo", "--resume", str(directory), *flags(eval_episodes=0))
+    assert result.status == 0, result
+    metrics = saved_metrics(directory)
+    np.testing.assert_array_equal(metrics["seed"], [0, 1, 2, 3])
+    assert metrics["entropy"].shape == (4, 800)
+
+
+def test_a_process_that_never_comes(folder):
+    arguments = small_run("ppo", num_seeds=4)
+    result = execute(*impatient(3), *arguments, *together(2)[0], cwd=folder)
+    assert result.status == 2
+    assert "error: waited 3 s for the other processes (--coordinator 127.0.0.1:" in result.stderr
+    assert not Path("runs").exists()
+
+
+def test_all_processes_say_what_is_wrong(folder):
+    Path(*SAME, "taken").mkdir(parents=True)
+    Path(*SAME, "taken", "config.json").write_text("{}")
+    arguments = small_run("ppo", num_seeds=4, name="taken")
+    processes = [Process(path_of("ppo"), *arguments, *process, cwd=folder) for process in together(2)]
+    with processes[0], processes[1]:
+        results = [process.finish() for process in processes]
+    for result in results:
+        assert result.status == 2, result
+        assert "holds a run; choose another --name" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (flags(num_processes=2), "needs --coordinator"),
+        (flags(num_processes=2, process_id=2, coordinator="localhost:1"), "process_id must be between"),
+        (flags(coordinator="auto"), "--coordinator auto: coordinator_address should be defined"),
+        (flags(lanes_per_batch="some"), "lanes_per_batch must be auto or at least 1"),
+        (flags(lanes_per_batch="0"), "lanes_per_batch must be auto or at least 1"),
+        (flags(devices=-1), "devices must not be negative"),
+    ],
+)
+def test_bad_flags(words, message, folder):
+    result = execute(path_of("ppo"), *small_run("ppo", num_seeds=4), *words, cwd=folder)
+    assert result.status == 2
+    assert message in re.sub(r"[\s│]+", " ", result.stderr)
+    assert "Traceback" not in result.stderr

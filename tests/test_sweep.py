@@ -1,0 +1,224 @@
+"""Sweeps: the settings that a flag stands for, and runs that train all of them in one program."""
+
+import csv
+import importlib
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from helpers import SCRIPTS, call, flags, path_of, saved_metrics, saved_state, shared_compilations, small_run
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib import image
+
+import common.plan
+from common.checkpoint import load
+from common.sweep import describe, make_settings
+
+
+@dataclass(frozen=True)
+class Config:
+    learning_rate: float = 0.1
+    gamma: float = 0.99
+    num_envs: int = 4
+    anneal_learning_rate: bool = True
+    activation: str = "tanh"
+
+
+def settings_of(*sweeps, num_samples=0, seed=0):
+    return make_settings(sweeps, num_samples, seed, Config())
+
+
+# -- Settings ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_sweep_has_no_settings():
+    assert settings_of() == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gamma=0.5", [0.5]),
+        ("gamma=1e-4,3e-4, 1e-3", [1e-4, 3e-4, 1e-3]),
+        ("gamma=-1,0,1", [-1, 0, 1]),
+        ("gamma=log:1e-5:1e-2:4", [1e-5, 1e-4, 1e-3, 1e-2]),
+        ("gamma=lin:0:1:5", [0, 0.25, 0.5, 0.75, 1]),
+        ("learning-rate=2", [2]),
+        ("learning_rate=2", [2]),
+    ],
+)
+def test_values_of_one_field(text, expected):
+    settings = settings_of(text)
+    assert list(settings) == [text.partition("=")[0].replace("-", "_")]
+    (values,) = settings.values()
+    assert values.dtype == np.float32
+    np.testing.assert_allclose(values, expected, rtol=1e-6)
+
+
+def test_fields_make_a_grid_whose_last_field_changes_fastest():
+    settings = settings_of("gamma=0.5,1", "learning-rate=1,2,3")
+    np.testing.assert_array_equal(settings["gamma"], [0.5, 0.5, 0.5, 1, 1, 1])
+    np.testing.assert_array_equal(settings["learning_rate"], [1, 2, 3, 1, 2, 3])
+    assert describe(settings, 4) == "gamma=1.0 learning_rate=2.0"
+
+
+@given(st.integers(1, 200), st.integers(0, 2**32 - 1))
+def test_samples_lie_in_their_ranges_and_follow_the_seed(num_samples, seed):
+    sweeps = ["gamma=lin:0.9:0.99", "learning_rate=log:1e-5:1e-2"]
+    settings = settings_of(*sweeps, num_samples=num_samples, seed=seed)
+    assert {x.shape for x in settings.values()} == {(num_samples,)}
+    assert np.all((settings["gamma"] > 0.8999) & (settings["gamma"] < 0.9901))
+    assert np.all((settings["learning_rate"] > 0.999e-5) & (settings["learning_rate"] < 1.001e-2))
+    again = settings_of(*sweeps, num_samples=num_samples, seed=seed)
+    assert all(np.array_equal(settings[name], again[name]) for name in settings)
+
+
+def test_samples_are_uniform_on_their_scale():
+    settings = settings_of("gamma=lin:2:4", "learning_rate=log:1e-4:1e-2", num_samples=10_000)
+    quarters = np.arange(1, 4) / 4
+    np.testing.assert_allclose(np.quantile(settings["gamma"], quarters), 2 + 2 * quarters, atol=0.05)
+    np.testing.assert_allclose(np.quantile(np.log10(settings["learning_rate"]), quarters), -4 + 2 * quarters, atol=0.05)
+    listed = settings_of("gamma=0.1,0.2", num_samples=10_000)["gamma"]
+    np.testing.assert_allclose((listed == np.float32(0.1)).mean(), 0.5, atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("sweeps", "num_samples", "message"),
+    [
+        (["gama=1"], 0, "no such setting; did you mean gamma"),
+        (["num-envs=1,2"], 0, "needs a run of its own.*--num-envs.*learning_rate, gamma"),
+        (["anneal-learning-rate=1"], 0, "needs a run of its own"),
+        (["activation=tanh,relu"], 0, "needs a run of its own"),
+        (["gamma"], 0, "cannot be read"),
+        (["gamma="], 0, "cannot be read"),
+        (["gamma=1,,2"], 0, "cannot be read"),
+        (["gamma=big"], 0, "cannot be read"),
+        (["gamma=nan"], 0, "cannot be read"),
+        (["gamma=1e99"], 0, "cannot be read"),
+        (["gamma=log:1:2"], 0, "must be log:LOW:HIGH:COUNT"),
+        (["gamma=log:0:1:3"], 0, "LOW must be less than HIGH, and above 0"),
+        (["gamma=lin:1:0:3"], 0, "LOW must be less than HIGH"),
+        (["gamma=lin:0:1:1"], 0, "COUNT must be a whole number of at least 2"),
+        (["gamma=lin:0:1:2.5"], 0, "COUNT must be a whole number"),
+        (["gamma=lin:0:1:3"], 5, "as --sweep-samples is the count"),
+        (["gamma=1", "gamma=2"], 0, "given twice"),
+        ([], 5, "needs a --sweep"),
+        (["gamma=1"], -1, "may not be negative"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused(sweeps, num_samples, message):
+    with pytest.raises(ValueError, match=message):
+        settings_of(*sweeps, num_samples=num_samples)
+
+
+# -- Runs --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compilations(tmp_path_factory):
+    with shared_compilations(tmp_path_factory) as folder:
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+RATES = {script: "critic_learning_rate" if script in ("sac", "td3") else "learning_rate" for script in SCRIPTS}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_sweep_trains_every_setting_with_every_seed_in_one_program(script, monkeypatch):
+    compiled, count = common.plan.compile_segment, []
+    monkeypatch.setattr(common.plan, "compile_segment", lambda *args: count.append(args) or compiled(*args))
+    env, rate = importlib.import_module(script).Config().env, RATES[script]
+    arguments = small_run(script, name="sweep", num_seeds=2, seed=3, num_segments=1)
+    result = call(script, *arguments, "--sweep", f"{rate}=1e-3,1e-2", "--sweep", "gamma=0.5,0.9")
+    assert result.status == 0, result
+    assert len(count) == 1
+    directory = Path("runs", script, env, "sweep")
+    expected = {"checkpoint", "config.json", "curve.csv", "curve.png", "metrics.npz", "summary.json", "sweep.png"}
+    assert {path.name for path in directory.iterdir()} == expected
+
+    metrics, summary = saved_metrics(directory), json.loads((directory / "summary.json").read_text())
+    np.testing.assert_array_equal(metrics["seed"], [3, 4] * 4)
+    np.testing.assert_array_equal(metrics[f"sweep_{rate}"], np.float32([1e-3] * 4 + [1e-2] * 4))
+    np.testing.assert_array_equal(metrics["sweep_gamma"], np.float32([0.5, 0.5, 0.9, 0.9] * 2))
+    settings = [(setting[rate], setting["gamma"]) for setting in summary["settings"]]
+    assert settings == [(1e-3, 0.5), (1e-3, 0.9), (1e-2, 0.5), (1e-2, 0.9)]
+    scores = [setting["eval_episode_return"]["iqm"] for setting in summary["settings"]]
+    means = [np.mean(setting["eval_episode_return"]["per_seed"]) for setting in summary["settings"]]
+    np.testing.assert_allclose(scores, means, rtol=1e-6)
+    assert [scores[i] for i in summary["ranking"]] == sorted(scores, reverse=True)
+    best = settings[summary["ranking"][0]]
+    lines = [line for line in result.stdout.splitlines() if line.startswith(f"{rate}=")]
+    assert len(lines) == 4
+    assert lines[0].startswith(f"{rate}={best[0]} gamma={best[1]} ")
+    with (directory / "curve.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(float(row[rate]), float(row["gamma"])) for row in rows} <= set(settings)
+    for name in ("sweep.png", "curve.png"):
+        assert image.imread(directory / name).shape[0] > 300
+
+    # The command that is printed trains the same lanes alone: the same numbers, to rounding, at the beginning.
+    rerun = shlex.split(summary["rerun"])
+    assert result.stdout.count(summary["rerun"]) == 1
+    assert rerun[:2] == ["python", f"{script}.py"]
+    assert call(script, *rerun[2:], *flags(name="again", eval_episodes=0, num_segments=1)).status == 0
+    alone, lanes = saved_metrics(directory.parent / "again"), slice(2 * summary["ranking"][0], None)
+    for name, x in alone.items():
+        if x.ndim == 2:
+            np.testing.assert_allclose(metrics[name][lanes][:2, :2], x[:, :2], rtol=1e-4, atol=1e-5, err_msg=name)
+
+    # A lane is found again by seed and setting.
+    config, _, state = load(directory, seed_index=1, setting_index=2)
+    assert (getattr(config, rate), config.gamma) == (1e-2, 0.5)
+    lane = jax.tree.leaves(state.params)[0]
+    _, leaves = saved_state(directory)
+    name = next(name for name in leaves if name.startswith(".params"))
+    np.testing.assert_array_equal(lane, leaves[name][5])
+
+
+def test_a_sweep_is_resumed_and_may_not_change():
+    arguments = small_run("ppo", name="sweep", eval_episodes=0, num_segments=4)
+    sweep = ["--sweep", "gamma=lin:0.5:0.9", "--sweep-samples", "3"]
+    assert call("ppo", *arguments, *sweep).status == 0
+    directory = Path("runs/ppo/CartPole-v1/sweep")
+    before = saved_metrics(directory)
+    result = call("ppo", "--resume", str(directory), *flags(total_timesteps=3200, eval_episodes=0))
+    assert result.status == 0, result
+    assert "training return over the last tenth, 3 settings with 2 seeds each" in result.stdout
+    after = saved_metrics(directory)
+    np.testing.assert_array_equal(after["sweep_gamma"], before["sweep_gamma"])
+    assert after["entropy"].shape == (6, 100)
+    np.testing.assert_array_equal(after["entropy"][:, :40], before["entropy"])
+    result = call("ppo", "--resume", str(directory), "--sweep", "gamma=0.1")
+    assert result.status == 2
+    assert "was started with sweep" in result.stderr
+
+
+def test_a_setting_that_diverges_comes_last_and_is_named():
+    sweep = ["--sweep", "learning-rate=1e30,1e-3"]
+    result = call("ppo", *small_run("ppo", name="wild", num_segments=1), *sweep)
+    assert result.status == 0, result
+    lines = [line for line in result.stdout.splitlines() if line.startswith("learning_rate=")]
+    assert lines[0].startswith("learning_rate=0.001")
+    assert "diverged (a loss or a parameter is not finite): seed 0 at learning_rate=1e+30, seed 1 at" in result.stdout
+    summary = json.loads(Path("runs/ppo/CartPole-v1/wild/summary.json").read_text(), parse_constant=pytest.fail)
+    assert [setting["diverged_seeds"] for setting in summary["settings"]] == [[0, 1], []]
+    assert summary["ranking"] == [1, 0]
+
+
+def test_a_bad_sweep_is_one_line():
+    result = call("ppo", *small_run("ppo"), "--sweep", "num-envs=1,2")
+    assert result.status == 2
+    assert result.stderr.count("\n") == 1
+    assert not Path("runs").exists()
+    assert Path(path_of("ppo")).exists()
