@@ -1,4 +1,4 @@
-"""One contender of speed.py: `worker.py SCRIPT LANES JSON`, ours; `worker.py rejax:ALGO LANES JSON`, Rejax.
+"""One contender of speed.py: `worker.py SCRIPT LANES JSON`, ours; `worker.py PEER:ALGORITHM LANES JSON`, others.
 
 Compiles, then runs once for every line on stdin. Answers on stdout, a line of JSON each.
 """
@@ -16,9 +16,9 @@ MATMUL = 1024  # rows and columns of the product whose rate is called the peak
 def main(script: str, lanes: int, settings: dict) -> None:
     """Say how long compilation took, then how long each run takes, in seconds."""
     started = time.perf_counter()
-    run, num_steps = (
-        rejax(script[6:], lanes, settings) if script.startswith("rejax:") else ours(script, lanes, settings)
-    )
+    peer, _, algorithm = script.rpartition(":")
+    build = {"": ours, "rejax": rejax, "sb3": stable_baselines3, "sbx": sbx}[peer]
+    run, num_steps = build(algorithm, lanes, settings)
     print(json.dumps({"compile": time.perf_counter() - started, "num_steps": num_steps}), flush=True)
     for _ in sys.stdin:
         started = time.perf_counter()
@@ -73,10 +73,45 @@ def rejax(algo: str, lanes: int, settings: dict):
     return run, lanes * settings["total_timesteps"]
 
 
+def stable_baselines3(algo: str, lanes: int, settings: dict):
+    """Stable-Baselines3, which trains one seed, on one thread."""
+    import stable_baselines3
+    import torch
+
+    torch.set_num_threads(1)
+    return learn(getattr(stable_baselines3, algo), lanes, settings, device="cpu")
+
+
+def sbx(algo: str, lanes: int, settings: dict):
+    """SBX, which trains one seed."""
+    import sbx
+
+    return learn(getattr(sbx, algo), lanes, settings)
+
+
+def learn(algorithm, lanes: int, settings: dict, **more):
+    """What the two have in common."""
+    from stable_baselines3.common.env_util import make_vec_env
+
+    assert lanes == 1, "these train one seed at a time"
+    settings = settings.copy()
+    env, num_steps = make_vec_env(settings.pop("env"), settings.pop("num_envs")), settings.pop("total_timesteps")
+    model = algorithm("MlpPolicy", env, **settings, **more)
+
+    def run():
+        model.learn(num_steps, reset_num_timesteps=False)
+
+    run()
+    return run, num_steps
+
+
 def matmul_rate() -> float:
-    """Floating-point operations per second of a matrix product on one device, the best of ten."""
-    import jax
-    import jax.numpy as jnp
+    """Floating-point operations per second of a matrix product on one device, the best of ten; 0 without JAX."""
+    try:
+        import jax
+        import jax.numpy as jnp
+    except ImportError:
+        return 0.0
 
     product = jax.jit(jnp.matmul)
     x = jnp.ones((MATMUL, MATMUL))

@@ -94,8 +94,9 @@ def make_env(name: str) -> Environment:
         near = difflib.get_close_matches(name, gymnax.registered_envs, n=3) or gymnax.registered_envs
         raise ValueError(f"unknown environment {name!r}; did you mean {' or '.join(near)}?")
     try:
-        env, params = gymnax.make(name)
-        environment = Environment(name, env, params)
+        with jax.ensure_compile_time_eval():  # its spaces are constants, also where a sweep traces all of `make`
+            env, params = gymnax.make(name)
+            environment = Environment(name, env, params)
     except (OSError, ImportError) as error:
         raise ValueError(f"{name} cannot be made here: {error}") from error
     action_space = environment.action_space

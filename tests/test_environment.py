@@ -346,3 +346,14 @@ def test_episode_metrics_take_arrays_of_any_shape(shape):
     assert float(metrics["episode_return"]) == 7.0
     assert float(metrics["episode_length"]) == 3.0
     assert int(metrics["num_episodes"]) == np.prod(shape)
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Reacher-misc", "PointRobot-misc"])
+def test_an_environment_can_be_made_where_everything_is_traced(name):
+    """As in `jax.vmap(lambda gamma, key: make_train(replace(config, gamma=gamma))(key))`."""
+
+    def bounds(x):
+        space = make_env(name).action_space
+        return x * (space.n if hasattr(space, "n") else space.high)
+
+    assert np.isfinite(jax.jit(bounds)(1.0)).all()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from common.statistics import confidence_interval, iqm, learning_curve, summarize
+from common.statistics import confidence_interval, final_return, iqm, learning_curve, summarize
 
 # -- Interquartile mean ------------------------------------------------------------------------------------------------
 
@@ -226,3 +226,13 @@ def test_a_seed_that_diverges_does_not_keep_its_last_good_return():
     episode_return = np.array([[1.0, 2.0, np.nan, np.nan], [3.0, 3.0, 3.0, 3.0]])
     curve = learning_curve(np.array([10, 20, 30, 40]), episode_return, np.ones((2, 4), np.int32))
     np.testing.assert_array_equal(curve.returns, episode_return)
+
+
+def test_final_return_worked_by_hand():
+    """Episodes of the last tenth, here two iterations of twenty, each counts once."""
+    returns, counts = np.full((3, 20), 100.0), np.ones((3, 20), int)
+    returns[0, -2:], counts[0, -2:] = [10, 40], [1, 2]
+    returns[1, -2:], counts[1, -2:] = [np.nan, 7], [0, 3]
+    returns[2, -2:], counts[2, -2:] = np.nan, 0
+    np.testing.assert_array_equal(final_return(returns, counts), [30, 7, np.nan])
+    np.testing.assert_array_equal(final_return(returns[:, :1], counts[:, :1]), [100, 100, 100])
