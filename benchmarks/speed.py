@@ -23,6 +23,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 FOLDER = Path(__file__).parent
 COLUMNS = {
     "case": "{:>14}",
@@ -31,7 +33,7 @@ COLUMNS = {
     "cores": "{:>6}",
     "env_steps_per_s": "{:>16}",
     "ratio": "{:>8}",
-    "compile_s": "{:>10}",  # until the first run can start, without imports
+    "compile_s": "{:>10}",  # imports and compilation
     "process_s": "{:>10}",  # from the start of the process to the end of the first run
     "peak_mib": "{:>9}",
     "share_of_peak": "{:>14}",  # floating-point operations of the updates over the rate of a matrix product
@@ -241,6 +243,22 @@ def measure(case: Case, rounds: int, pythons: dict[str, str]) -> list[dict]:
     return rows
 
 
+def plot(rows: list[dict], path: Path) -> None:
+    """Env steps per second of every contender, a group of bars for each case."""
+    figure = Figure(figsize=(9, 0.35 * len(rows) + 1), layout="constrained")
+    axes = figure.add_subplot()
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    for i, row in enumerate(rows):
+        axes.barh(i, float(row["env_steps_per_s"]), color=f"C{names.index(row['contender'])}")
+        axes.annotate(f"{float(row['env_steps_per_s']):,.0f}", (float(row["env_steps_per_s"]), i), va="center")
+    axes.set_yticks(range(len(rows)), [f"{row['case']}, {row['contender']}" for row in rows])
+    axes.invert_yaxis()
+    axes.set(xscale="log", xlabel="env steps per second, of all lanes")
+    axes.margins(x=0.15)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
 def main() -> None:
     """Read the command line, measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -250,7 +268,9 @@ def main() -> None:
     every = [case.name for case in CASES + GPU_CASES]
     parser.add_argument("--only", nargs="+", choices=every, help="cases, by default all that a CPU can do")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each contender")
-    parser.add_argument("--out", default=str(FOLDER / "results" / "speed.csv"), help="table that is written")
+    parser.add_argument(
+        "--out", default=str(FOLDER / "results" / "speed.csv"), help="table that is written, with a picture beside it"
+    )
     arguments = parser.parse_args()
     pythons = {"": sys.executable}
     for peer in arguments.peers:
@@ -269,6 +289,7 @@ def main() -> None:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
+    plot(rows, Path(arguments.out).with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from common import hosts
 from common.environment import make_env
 from common.evaluation import evaluate
 from common.lanes import (
@@ -83,4 +84,7 @@ def plan(setup: Setup) -> tuple[Programs, list[Part]]:
     needed = device_bytes(programs.segment) * programs.lanes.sharding.num_devices
     if needed > memory:
         programs = Programs(setup, max(1, int(programs.lanes.num_lanes * memory / needed)))
+    num_lanes = int(hosts.agree("lanes_per_batch", lambda: str(programs.lanes.num_lanes)))
+    if num_lanes != programs.lanes.num_lanes:
+        programs = Programs(setup, num_lanes)
     return programs, make_parts(setup, programs.lanes.num_lanes)

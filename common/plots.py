@@ -10,7 +10,7 @@ from matplotlib.ticker import EngFormatter
 from common.statistics import Curve
 from common.sweep import describe
 
-MOST_LINES = 10  # curves of a sweep, those of the best settings
+MOST_LINES = 6  # curves of a sweep, those of the best settings
 SCORE = "episode return, IQM over seeds"
 
 
@@ -49,7 +49,7 @@ def plot_curves(
 
     Raises OSError if `path` cannot be written.
     """
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(7, 5.4), layout="constrained")
     axes = figure.add_subplot()
     shown = ranking[:MOST_LINES]
     for rank, index in enumerate(shown):
@@ -62,7 +62,7 @@ def plot_curves(
         title = f"{title}, the best {len(shown)} of {len(ranking)} settings"
     axes.set(title=title, xlabel="environment steps per seed", ylabel="episode return (training), IQM over seeds")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.legend(frameon=False, fontsize="small")
+    figure.legend(loc="outside lower center", frameon=False, fontsize="small")
     _style(axes)
     figure.savefig(path, dpi=120, format="png")
 

@@ -79,7 +79,7 @@ def run(script: str, config_class: type, presets: dict[str, dict[str, Any]], mak
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             fail(f"out of memory with {count(programs.lanes.num_lanes, 'lane')} at once; lower --lanes-per-batch", 1)
-        if results and (len(parts) == 1 or not stop.received):
+        if not stop.received or (results and len(parts) == 1):
             conclude(setup, parts, results)
     if stop.received:
         print(f"stopped; continue with --resume {setup.directory}", file=sys.stderr)

@@ -261,7 +261,7 @@ def test_a_run_killed_again_and_again_ends_as_if_nothing_had_happened(script, un
     directory = folder / directory_of(script, "killed")
     moments = np.random.default_rng(0)
     arguments = small_run(script, name="killed")
-    for iteration in (0, 5, 19, 33):
+    for iteration in (0, 5, 19, 33) if script == "ppo" else (0, 19):
         with Process(path_of(script), *arguments, *OFTEN, cwd=folder) as process:
             if iteration:
                 process.wait_for_checkpoint(directory, iteration)

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from helpers import SCRIPTS, call, flags, path_of, saved_metrics, saved_state, shared_compilations, small_run
+from helpers import call, flags, path_of, saved_metrics, saved_state, shared_compilations, small_run
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import image
@@ -131,10 +131,10 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-RATES = {script: "critic_learning_rate" if script in ("sac", "td3") else "learning_rate" for script in SCRIPTS}
+RATES = {"ppo": "learning_rate", "sac": "critic_learning_rate"}
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", ["ppo", "sac"])
 def test_a_sweep_trains_every_setting_with_every_seed_in_one_program(script, monkeypatch):
     compiled, count = common.plan.compile_segment, []
     monkeypatch.setattr(common.plan, "compile_segment", lambda *args: count.append(args) or compiled(*args))
