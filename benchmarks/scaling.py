@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 from speed import ACTOR_CRITIC, PPO, RATES, SMALL, Case, Contender, Worker
 
 FOLDER = Path(__file__).parent / "results"
@@ -45,8 +46,14 @@ def plot(rows: list[dict], path: Path) -> None:
         for axes, y in zip(panels[:, column], ("seconds", "peak_mib"), strict=True):
             axes.plot([row["value"] for row in own], [row[y] for row in own], "o-", color="tab:blue")
             axes.set_xscale("log")
-            axes.set_yscale("log" if y == "seconds" else "linear")
-            axes.set_ylim(bottom=None if y == "seconds" else 0)
+            axes.set_xticks([row["value"] for row in own], minor=False)
+            axes.set_xticks([], minor=True)
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+            highest, lowest = (f(row[y] for row in own) for f in (max, min))
+            if highest > 4 * lowest:
+                axes.set_yscale("log")
+            else:
+                axes.set_ylim(0, 1.1 * highest)
             axes.grid(alpha=0.3)
             axes.spines[["top", "right"]].set_visible(False)
         panels[1, column].set_xlabel(name)

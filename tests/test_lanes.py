@@ -242,7 +242,7 @@ def test_two_processes_are_the_same_as_one(folder):
 
 
 def test_a_process_that_dies_leaves_the_others_at_work(folder):
-    arguments = small_run("ppo", 800, num_seeds=4, name="two", num_segments=100, checkpoint_every=0.0)
+    arguments = small_run("ppo", 800, num_seeds=4, name="two", num_segments=40, checkpoint_every=0.0)
     processes = [Process(*impatient(300), *arguments, *process, cwd=folder) for process in together(2)]
     with processes[0] as first, processes[1] as second:
         second.wait_for_checkpoint(Path(*SAME, "two", "parts", "lanes-2-to-3"), 20)
