@@ -20,6 +20,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 
+from common.sweep import count_settings
+
 # What config.json needs for a run to be loaded or resumed.
 # What config.json needs for a run to be loaded or resumed.
 RECORD = {
@@ -135,7 +137,7 @@ def load(run_dir: str | Path, seed_index: int = 0, setting_index: int = 0) -> tu
     """
     run_dir = Path(run_dir)
     record = read_record(run_dir)
-    num_settings = len(next(iter(record["settings"].values()), [None]))
+    num_settings = count_settings(record["settings"])
     for index, count, what in ((seed_index, record["num_seeds"], "seeds"), (setting_index, num_settings, "settings")):
         if not 0 <= index < count:
             raise ValueError(f"{run_dir} has {what} 0 to {count - 1}, not {index}")

@@ -17,7 +17,7 @@ from common import files, hosts
 from common.checkpoint import part_folder, read_record
 from common.cli import FIXED, Options, parse, preset
 from common.lanes import available_bytes, num_bytes, strong
-from common.sweep import describe, make_settings
+from common.sweep import count_settings, describe, make_settings
 from common.tracking import Tracker, check_wandb
 
 
@@ -41,7 +41,7 @@ class Setup:
     @property
     def num_settings(self) -> int:
         """1 without a sweep."""
-        return len(next(iter(self.settings.values()), [None]))
+        return count_settings(self.settings)
 
     @property
     def num_lanes(self) -> int:
@@ -120,7 +120,7 @@ def prepare(script: str, config_class: type, presets: dict[str, dict[str, Any]],
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115, one process speaks for all
     if options.devices > jax.local_device_count():
         raise ValueError(f"devices = {options.devices}, but there are only {jax.local_device_count()} here")
-    num_lanes = len(next(iter(settings.values()), [None])) * options.num_seeds
+    num_lanes = count_settings(settings) * options.num_seeds
     if num_lanes < jax.process_count():
         raise ValueError(
             f"{jax.process_count()} processes need at least as many lanes (seeds x settings), not {num_lanes}"

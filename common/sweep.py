@@ -102,6 +102,11 @@ def draw(name: str, values: str, num_samples: int, rng: np.random.Generator) -> 
     return (np.exp(drawn) if kind == "log" else drawn).astype(np.float32)
 
 
+def count_settings(settings: dict[str, Any]) -> int:
+    """How many settings a sweep has; 1 without one."""
+    return len(next(iter(settings.values()), [None]))
+
+
 def describe(settings: dict[str, np.ndarray], index: int) -> str:
     """`learning_rate=0.001 gamma=0.99`; the numbers read back as the same float32."""
     return " ".join(f"{name}={float(str(values[index]))}" for name, values in settings.items())

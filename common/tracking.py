@@ -10,6 +10,7 @@ import numpy as np
 
 from common.cli import Options
 from common.statistics import iqm
+from common.sweep import count_settings
 
 
 def check_wandb(mode: str) -> None:
@@ -45,7 +46,7 @@ class Tracker:
         import wandb  # half a second that a run without it need not wait
 
         group, num_seeds = f"{config.env}-{directory.name}", options.num_seeds
-        for setting in range(len(next(iter(settings.values()), [None]))):
+        for setting in range(count_settings(settings)):
             described = {name: float(str(values[setting])) for name, values in settings.items()}
             name = "-".join([group, *(f"{field}={value:g}" for field, value in described.items())])
             first = setting * num_seeds

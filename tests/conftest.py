@@ -4,6 +4,8 @@ import os
 
 import hypothesis
 import jax
+import pytest
+from helpers import shared_compilations
 
 import common  # noqa: F401  # before any test imports gymnax: it sets the number of CPU devices
 
@@ -13,3 +15,17 @@ hypothesis.settings.load_profile("repeatable")
 
 # The tests compile far longer than they run. JAX reads this when its backend starts.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+
+@pytest.fixture(scope="module")
+def compilations(tmp_path_factory):
+    """One folder of compiled programs for all tests."""
+    with shared_compilations(tmp_path_factory) as folder:
+        yield folder
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder to run in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -16,7 +16,6 @@ from helpers import (
     flags,
     path_of,
     saved_metrics,
-    shared_compilations,
     small_config,
     small_run,
 )
@@ -29,16 +28,7 @@ from common.lanes import compile_init, compile_segment, make_lanes
 SAME = ("runs", "ppo", "CartPole-v1")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compilations(tmp_path_factory):
-    with shared_compilations(tmp_path_factory) as folder:
-        yield folder
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("compilations", "folder")
 
 
 def assert_same_beginning(a, b):

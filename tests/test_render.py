@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from helpers import SCRIPTS, call, capture, execute, shared_compilations, small_run
+from helpers import SCRIPTS, call, capture, execute, small_run
 from PIL import Image
 
 from common import render
@@ -23,10 +23,7 @@ def script(request):
     return request.param
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compilations(tmp_path_factory):
-    with shared_compilations(tmp_path_factory) as folder:
-        yield folder
+pytestmark = pytest.mark.usefixtures("compilations", "folder")
 
 
 def trained(script, env, folder, **options):
@@ -40,12 +37,6 @@ def trained(script, env, folder, **options):
 def run(script, compilations, tmp_path_factory):
     """A run of two seeds in an environment that can be drawn."""
     return trained(script, DRAWN[script], tmp_path_factory.mktemp(script))
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def draw(*words):

@@ -32,7 +32,6 @@ from helpers import (
     saved_iterations,
     saved_metrics,
     saved_state,
-    shared_compilations,
     small_config,
     small_run,
 )
@@ -52,17 +51,7 @@ CASES = [(script, env) for script in SCRIPTS for env in ENVS[script]]
 few = pytest.mark.parametrize("script", ["ppo", "dqn"], indirect=True, scope="module")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compilations(tmp_path_factory):
-    with shared_compilations(tmp_path_factory) as folder:
-        yield folder
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """An empty folder to run in."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("compilations", "folder")
 
 
 @pytest.fixture(scope="module", params=SCRIPTS)

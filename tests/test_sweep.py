@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from helpers import call, flags, path_of, saved_metrics, saved_state, shared_compilations, small_run
+from helpers import call, flags, saved_metrics, saved_state, small_run
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import image
@@ -119,22 +119,14 @@ def test_what_cannot_be_swept_is_refused(sweeps, num_samples, message):
 # -- Runs --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compilations(tmp_path_factory):
-    with shared_compilations(tmp_path_factory) as folder:
-        yield folder
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+in_folder = pytest.mark.usefixtures("compilations", "folder")
 
 
 RATES = {"ppo": "learning_rate", "sac": "critic_learning_rate"}
 
 
 @pytest.mark.parametrize("script", ["ppo", "sac"])
+@in_folder
 def test_a_sweep_trains_every_setting_with_every_seed_in_one_program(script, monkeypatch):
     compiled, count = common.plan.compile_segment, []
     monkeypatch.setattr(common.plan, "compile_segment", lambda *args: count.append(args) or compiled(*args))
@@ -186,6 +178,7 @@ def test_a_sweep_trains_every_setting_with_every_seed_in_one_program(script, mon
     np.testing.assert_array_equal(lane, leaves[name][5])
 
 
+@in_folder
 def test_a_sweep_is_resumed_and_may_not_change():
     arguments = small_run("ppo", name="sweep", eval_episodes=0, num_segments=4)
     sweep = ["--sweep", "gamma=lin:0.5:0.9", "--sweep-samples", "3"]
@@ -204,6 +197,7 @@ def test_a_sweep_is_resumed_and_may_not_change():
     assert "was started with sweep" in result.stderr
 
 
+@in_folder
 def test_a_setting_that_diverges_comes_last_and_is_named():
     sweep = ["--sweep", "learning-rate=1e30,1e-3"]
     result = call("ppo", *small_run("ppo", name="wild", num_segments=1), *sweep)
@@ -216,9 +210,9 @@ def test_a_setting_that_diverges_comes_last_and_is_named():
     assert summary["ranking"] == [1, 0]
 
 
+@in_folder
 def test_a_bad_sweep_is_one_line():
     result = call("ppo", *small_run("ppo"), "--sweep", "num-envs=1,2")
     assert result.status == 2
     assert result.stderr.count("\n") == 1
     assert not Path("runs").exists()
-    assert Path(path_of("ppo")).exists()
