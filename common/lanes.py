@@ -12,29 +12,34 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+CACHED_LANES = 8  # trained together on a core: more of them leave its caches, fewer make its products small
+
 
 class Lanes(NamedTuple):
-    """Where lanes live. The number of lanes is padded to a multiple of the devices; the padding is never shown."""
+    """Where lanes live. The number of lanes is padded to fill all groups of all devices; the padding is never shown."""
 
     num_lanes: int
     num_padded: int
+    num_groups: int  # of lanes that a device trains together, one group after another
     sharding: NamedSharding
 
-    def each(self, function: Callable, num_shared: int = 0) -> Callable:
-        """Map a function of one lane over all lanes, on every device apart: nothing waits for another device.
+    def on_devices(self, function: Callable, num_shared: int = 0) -> Callable:
+        """Call a function on every device apart, with the lanes that live there: nothing waits for another device.
 
         Its last `num_shared` arguments are the same for all lanes.
         """
 
-        def mapped(*args):
+        def called(*args):
             lane, shared = PartitionSpec("lane"), PartitionSpec()
-            num_own = len(args) - num_shared
-            vmapped = jax.vmap(function, in_axes=(0,) * num_own + (None,) * num_shared)
-            specs = (lane,) * num_own + (shared,) * num_shared
+            specs = (lane,) * (len(args) - num_shared) + (shared,) * num_shared
             mesh = self.sharding.mesh
-            return jax.shard_map(vmapped, mesh=mesh, in_specs=specs, out_specs=lane, check_vma=False)(*args)
+            return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=lane, check_vma=False)(*args)
 
-        return mapped
+        return called
+
+    def each(self, function: Callable) -> Callable:
+        """Map a function of one lane over all lanes."""
+        return self.on_devices(jax.vmap(function))
 
     def trim(self, tree: Any) -> Any:
         """Bring arrays [num_padded, ...] to the host, without their padding."""
@@ -65,8 +70,10 @@ def make_lanes(num_lanes: int, num_devices: int) -> Lanes:
     """Spread lanes over the first local devices, at least one lane on each."""
     devices = jax.local_devices()[: min(num_devices, num_lanes)]
     mesh = jax.make_mesh((len(devices),), ("lane",), axis_types=(AxisType.Auto,), devices=devices)
-    num_padded = -(-num_lanes // len(devices)) * len(devices)
-    return Lanes(num_lanes, num_padded, NamedSharding(mesh, PartitionSpec("lane")))
+    on_device = -(-num_lanes // len(devices))
+    num_groups = -(-on_device // CACHED_LANES) if devices[0].platform == "cpu" else 1
+    num_padded = -(-on_device // num_groups) * num_groups * len(devices)
+    return Lanes(num_lanes, num_padded, num_groups, NamedSharding(mesh, PartitionSpec("lane")))
 
 
 def strong(tree: Any) -> Any:
@@ -108,7 +115,19 @@ def compile_segment(make: Callable, lanes: Lanes, settings: Any, state: Any, cap
         records = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), shapes)
         return jax.lax.fori_loop(start, stop, iterate, (state, records))
 
-    program = jax.jit(lanes.each(segment, num_shared=2), donate_argnums=1)
+    def groups(settings, state, start, stop):
+        size = len(jax.tree.leaves(state)[0]) // lanes.num_groups
+
+        def train(state, first):  # the states of the other groups stay where they are
+            inputs = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, size), (settings, state))
+            trained, records = jax.vmap(segment, in_axes=(0, 0, None, None))(*inputs, start, stop)
+            put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, first, axis=0)  # noqa: E731
+            return jax.tree.map(put, state, trained), records
+
+        state, records = jax.lax.scan(train, state, jnp.arange(lanes.num_groups, dtype=jnp.int32) * size)
+        return state, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), records)
+
+    program = jax.jit(lanes.on_devices(groups, num_shared=2), donate_argnums=1)
     return program.lower(settings, state, np.int32(0), np.int32(0)).compile()
 
 

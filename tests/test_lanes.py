@@ -45,6 +45,13 @@ def assert_same_beginning(a, b):
 # -- Devices -----------------------------------------------------------------------------------------------------------
 
 
+def collectives(program) -> list[str]:
+    """The operations of a compiled program by which devices wait for each other."""
+    text = program.as_text()
+    assert "fusion" in text or "while" in text
+    return re.findall(r"all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|partition-id", text)
+
+
 @pytest.mark.parametrize("script", ["ppo", "sac"])
 def test_lanes_on_several_devices_have_nothing_to_say_to_each_other(script):
     """The compiled programs have no collective."""
@@ -62,12 +69,40 @@ def test_lanes_on_several_devices_have_nothing_to_say_to_each_other(script):
         state = init({}, keys)
         programs = init.lower({}, keys).compile(), compile_segment(make, lanes, {}, state, capacity=2)
     assert {x.sharding.num_devices for x in jax.tree.leaves(state)} == {2}
-    for program in programs:
-        text = program.as_text()
-        assert "fusion" in text or "while" in text
-        assert (
-            re.findall(r"all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|partition-id", text) == []
-        )
+    assert [collectives(program) for program in programs] == [[], []]
+    talks = jax.jit(lambda x: x - x.mean()).lower(lanes.place(np.arange(4.0, dtype=np.float32))).compile()
+    assert collectives(talks)  # the negative control
+
+
+class Counter:
+    """An algorithm whose numbers are known: it adds its setting in every iteration."""
+
+    def __init__(self, settings):
+        self.amount = settings["amount"]
+
+    def init(self, key):
+        return {"sum": jax.random.uniform(key), "key": key}
+
+    def step(self, state, iteration):
+        return state | {"sum": state["sum"] + self.amount}, {"product": iteration * self.amount}
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+@pytest.mark.parametrize("num_lanes", [1, 2, 8, 9, 16, 17, 33, 64])
+def test_every_lane_has_its_own_setting_state_and_records(num_lanes, num_devices):
+    """However many lanes are trained together, and whatever is padded."""
+    lanes = make_lanes(num_lanes, num_devices)
+    assert num_lanes <= lanes.num_padded < num_lanes + lanes.num_groups * lanes.sharding.num_devices
+    amount = np.arange(1, num_lanes + 1, dtype=np.float32)
+    settings, keys = lanes.place(({"amount": amount}, jax.vmap(jax.random.key)(np.arange(num_lanes))))
+    state = compile_init(Counter, lanes)(settings, keys)
+    start, before = np.asarray(state["sum"])[:num_lanes], jax.random.key_data(keys)
+    segment = compile_segment(Counter, lanes, settings, state, capacity=4)
+    state, records = segment(settings, state, np.int32(5), np.int32(8))
+    np.testing.assert_array_equal(jax.random.key_data(state["key"]), before)
+    state, records = (lanes.trim(x) for x in (state["sum"], records["product"]))
+    np.testing.assert_allclose(state, start + 3 * amount, rtol=1e-6)
+    np.testing.assert_array_equal(records[:, :3], amount[:, None] * [5, 6, 7])
 
 
 def test_the_number_of_devices_can_be_limited():
