@@ -131,17 +131,20 @@ def dqn(name: str, lanes: int, cores: int, buffer_size: int, steps: int) -> Case
         cores,
         [
             Contender("ours", "dqn", mine, dqn_flops(4, 2, 64, 128) / 10),
-            Contender("Rejax", "rejax:dqn", {**DQN, **replay, **peer, "total_timesteps": steps}),
+            Contender("Rejax", "rejax:dqn", {**DQN, **replay, **peer, "total_timesteps": steps + 1_000}),
         ],
     )
 
 
 def actor_critic(script: str, lanes: int, cores: int, flops: float) -> Case:
     """One environment, one update per env step."""
-    replay, steps = {"buffer_size": 100_000}, max(500, 10_000 // lanes)
-    mine = {**ACTOR_CRITIC, **RATES, **SMALL, **replay, "total_timesteps": steps + 1_000, "steps_per_iteration": 500}
-    peer = {**ACTOR_CRITIC, **replay, "fill_buffer": 1_000, "learning_rate": 3e-4, "total_timesteps": steps}
-    contenders = [Contender("ours", script, mine, flops), Contender("Rejax", f"rejax:{script}", peer)]
+    replay, start, steps = {"buffer_size": 100_000}, 256, 256 * max(1, 40 // lanes)
+    mine = {"total_timesteps": start + steps, "learning_starts": start, "steps_per_iteration": 256}
+    peer = {"total_timesteps": start + steps, "fill_buffer": start, "learning_rate": 3e-4}
+    contenders = [
+        Contender("ours", script, {**ACTOR_CRITIC, **RATES, **SMALL, **replay, **mine}, flops),
+        Contender("Rejax", f"rejax:{script}", {**ACTOR_CRITIC, **replay, **peer}),
+    ]
     return Case(f"{script}-{lanes}", lanes, cores, contenders)
 
 
@@ -161,7 +164,7 @@ CASES = [
     *(ppo(lanes, cores) for lanes, cores in ((1, 1), (16, 2), (128, 2))),
     dqn("dqn-10k", 1, 1, 10_000, 200_000),
     dqn("dqn-100k", 1, 1, 100_000, 100_000),
-    *(dqn(f"dqn-{lanes}", lanes, 2, 10_000, 100_000 // lanes // 1_000 * 1_000 or 1_000) for lanes in (16, 128)),
+    *(dqn(f"dqn-{lanes}", lanes, 2, 10_000, 1_000 * max(2, 100 // lanes)) for lanes in (16, 128)),
     *(actor_critic("sac", lanes, cores, sac_flops(3, 1, 64, 256)) for lanes, cores in ((1, 1), (16, 2), (128, 2))),
     *(actor_critic("td3", lanes, cores, td3_flops(3, 1, 64, 256)) for lanes, cores in ((1, 1), (16, 2), (128, 2))),
     Case("sac-256", 1, 1, [Contender("ours", "sac", WIDE, sac_flops(3, 1, 256, 256))]),

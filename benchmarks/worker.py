@@ -57,7 +57,7 @@ def ours(script: str, lanes: int, settings: dict):
 
 
 def rejax(algo: str, lanes: int, settings: dict):
-    """Rejax without its evaluation. Env steps are those of all lanes."""
+    """Rejax without its evaluation. Env steps are those of all lanes, less those before learning starts."""
     import jax
     import numpy as np
     from rejax import get_algo
@@ -70,7 +70,7 @@ def rejax(algo: str, lanes: int, settings: dict):
     def run():
         jax.block_until_ready(train(keys))
 
-    return run, lanes * settings["total_timesteps"]
+    return run, lanes * (settings["total_timesteps"] - settings.get("fill_buffer", 0))
 
 
 def stable_baselines3(algo: str, lanes: int, settings: dict):
