@@ -33,7 +33,7 @@ COLUMNS = {
     "cores": "{:>6}",
     "env_steps_per_s": "{:>16}",
     "ratio": "{:>8}",
-    "compile_s": "{:>10}",  # imports and compilation
+    "compile_s": "{:>10}",  # imports and compilation; SBX compiles in its first run
     "process_s": "{:>10}",  # from the start of the process to the end of the first run
     "peak_mib": "{:>9}",
     "share_of_peak": "{:>14}",  # floating-point operations of the updates over the rate of a matrix product
@@ -103,6 +103,7 @@ DQN = {"env": CARTPOLE, "num_envs": 10, "batch_size": 128, "learning_rate": 2.5e
 ACTOR_CRITIC = {"env": PENDULUM, "num_envs": 1, "batch_size": 256}
 RATES = {"actor_learning_rate": 3e-4, "critic_learning_rate": 3e-4}
 SMALL = {"hidden_sizes": (64, 64)}
+TANH, RELU = {"activation": "tanh"}, {"activation": "relu"}  # what ours has; Rejax would take swish
 
 
 def ppo(lanes: int, cores: int) -> Case:
@@ -111,7 +112,7 @@ def ppo(lanes: int, cores: int) -> Case:
     stable = {"n_steps": 128, "batch_size": 128, "n_epochs": 4, "learning_rate": 2.5e-4, "ent_coef": 0.01}
     contenders = [
         Contender("ours", "ppo", {**PPO, **SMALL, **steps}, ppo_flops(4, 2, 64, 4)),
-        Contender("Rejax", "rejax:ppo", {**PPO, "max_grad_norm": 0.5, **steps}),
+        Contender("Rejax", "rejax:ppo", {**PPO, "max_grad_norm": 0.5, **steps, "agent_kwargs": TANH}),
     ]
     if lanes == 1:
         settings = {"env": CARTPOLE, "num_envs": 4, "total_timesteps": 512 * 20, **stable}
@@ -123,7 +124,7 @@ def dqn(name: str, lanes: int, cores: int, buffer_size: int, steps: int) -> Case
     """Ten environments, one update per ten env steps."""
     replay = {"buffer_size": buffer_size}
     intervals = {"train_interval": 10, "target_interval": 500, "steps_per_iteration": 1_000, "learning_starts": 1_000}
-    peer = {"fill_buffer": 1_000, "target_update_freq": 500, "polyak": 0.0}
+    peer = {"fill_buffer": 1_000, "target_update_freq": 500, "polyak": 0.0, "agent_kwargs": RELU}
     mine = {**DQN, **SMALL, **replay, **intervals, "total_timesteps": steps + 1_000}
     return Case(
         name,
@@ -141,9 +142,10 @@ def actor_critic(script: str, lanes: int, cores: int, flops: float) -> Case:
     replay, start, steps = {"buffer_size": 100_000}, 256, 256 * max(1, 40 // lanes)
     mine = {"total_timesteps": start + steps, "learning_starts": start, "steps_per_iteration": 256}
     peer = {"total_timesteps": start + steps, "fill_buffer": start, "learning_rate": 3e-4}
+    kwargs = {"agent_kwargs": RELU} if script == "sac" else {"actor_kwargs": RELU, "critic_kwargs": RELU}
     contenders = [
         Contender("ours", script, {**ACTOR_CRITIC, **RATES, **SMALL, **replay, **mine}, flops),
-        Contender("Rejax", f"rejax:{script}", {**ACTOR_CRITIC, **replay, **peer}),
+        Contender("Rejax", f"rejax:{script}", {**ACTOR_CRITIC, **replay, **peer, **kwargs}),
     ]
     return Case(f"{script}-{lanes}", lanes, cores, contenders)
 
@@ -171,7 +173,7 @@ CASES = [
     sac_buffers(1),
     sac_buffers(4),
 ]
-GPU_CASES = [ppo(lanes, 0) for lanes in (1_024, 2_048)]
+GPU_CASES = [ppo(lanes, 2) for lanes in (1_024, 2_048)]
 
 
 class Worker:
@@ -227,7 +229,7 @@ def measure(case: Case, rounds: int, pythons: dict[str, str]) -> list[dict]:
         speeds = [steps / run["seconds"] for run in worker.runs]
         firsts = [first.ready["num_steps"] / run["seconds"] for run in first.runs]
         flops = worker.contender.flops_per_step
-        shares = [flops * speed / run["matmul"] for speed, run in zip(speeds, worker.runs, strict=True)]
+        shares = [flops * speed / run["matmul"] for speed, run in zip(speeds, worker.runs, strict=True) if flops]
         rows.append(
             {
                 "case": case.name,
@@ -288,11 +290,11 @@ def main() -> None:
             for row in measure(case, arguments.rounds, pythons):
                 print(form.format(*row.values()), flush=True)
                 rows.append(row)
-    with Path(arguments.out).open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    plot(rows, Path(arguments.out).with_suffix(".png"))
+            with Path(arguments.out).open("w", newline="") as file:
+                writer = csv.DictWriter(file, COLUMNS)
+                writer.writeheader()
+                writer.writerows(rows)
+            plot(rows, Path(arguments.out).with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 CACHED_LANES = 8  # trained together on a core: more of them leave its caches, fewer make its products small
+COPIED_BYTES = 8 * 2**20  # of a lane's State at most, for a group of lanes to be copied in and out once a segment
 
 
 class Lanes(NamedTuple):
@@ -20,7 +21,7 @@ class Lanes(NamedTuple):
 
     num_lanes: int
     num_padded: int
-    num_groups: int  # of lanes that a device trains together, one group after another
+    num_groups: int  # on each device, trained one after another unless their State is large
     sharding: NamedSharding
 
     def on_devices(self, function: Callable, num_shared: int = 0) -> Callable:
@@ -115,8 +116,10 @@ def compile_segment(make: Callable, lanes: Lanes, settings: Any, state: Any, cap
         records = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), shapes)
         return jax.lax.fori_loop(start, stop, iterate, (state, records))
 
+    num_groups = lanes.num_groups if num_bytes(state) <= lanes.num_padded * COPIED_BYTES else 1
+
     def groups(settings, state, start, stop):
-        size = len(jax.tree.leaves(state)[0]) // lanes.num_groups
+        size = len(jax.tree.leaves(state)[0]) // num_groups
 
         def train(state, first):  # the states of the other groups stay where they are
             inputs = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, size), (settings, state))
@@ -124,7 +127,7 @@ def compile_segment(make: Callable, lanes: Lanes, settings: Any, state: Any, cap
             put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, first, axis=0)  # noqa: E731
             return jax.tree.map(put, state, trained), records
 
-        state, records = jax.lax.scan(train, state, jnp.arange(lanes.num_groups, dtype=jnp.int32) * size)
+        state, records = jax.lax.scan(train, state, jnp.arange(num_groups, dtype=jnp.int32) * size)
         return state, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), records)
 
     program = jax.jit(lanes.on_devices(groups, num_shared=2), donate_argnums=1)

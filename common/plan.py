@@ -55,6 +55,11 @@ class Programs:
         print(f"compiled in {elapsed:.1f} s, {used} on each device", flush=True)
         return segment
 
+    @property
+    def bytes_needed(self) -> int:
+        """Memory of the program on all its devices."""
+        return device_bytes(self.segment) * self.lanes.sharding.num_devices
+
     def evaluate_lane(self, settings: dict[str, jax.Array], state: Any, key: jax.Array) -> dict[str, jax.Array]:
         """Greedy return and length of whole episodes, [eval_episodes]; apart from all that training draws."""
         setup = self.setup
@@ -73,7 +78,8 @@ def plan(setup: Setup) -> tuple[Programs, list[Part]]:
     """Say what will happen, and divide the lanes into parts that fit the memory."""
     options, recorded = setup.options, recorded_parts(setup)
     lane_bytes, memory = num_bytes(setup.abstract_state), available_bytes(setup.num_devices)
-    print_header(setup, f"{format_bytes(lane_bytes)} of state a lane, {format_bytes(memory)} of memory")
+    room = f"at most {memory // lane_bytes:,} fit in {format_bytes(memory)} of memory"
+    print_header(setup, f"{format_bytes(lane_bytes)} of state a lane, {room}")
     if recorded:
         return Programs(setup, max(stop - start for start, stop in recorded)), make_parts(setup, 1)
     if options.lanes_per_batch != "auto":
@@ -81,8 +87,7 @@ def plan(setup: Setup) -> tuple[Programs, list[Part]]:
         return Programs(setup, num_lanes), make_parts(setup, num_lanes)
     write_record(setup, [])  # compiling takes its time, and a run that is killed meanwhile can be resumed too
     programs = Programs(setup, min(setup.share, memory // lane_bytes))
-    needed = device_bytes(programs.segment) * programs.lanes.sharding.num_devices
-    if needed > memory:
+    while (needed := programs.bytes_needed) > memory and programs.lanes.num_lanes > 1:
         programs = Programs(setup, max(1, int(programs.lanes.num_lanes * memory / needed)))
     num_lanes = int(hosts.agree("lanes_per_batch", lambda: str(programs.lanes.num_lanes)))
     if num_lanes != programs.lanes.num_lanes:

@@ -107,7 +107,8 @@ def test_a_run_says_what_it_does(script, undisturbed):
     total = f"{small_config(script).total_timesteps:,}"
     expected = [
         rf"{script} on {ENVS[script][0]}, seeds 0 to 1, \d+ x .+",
-        rf"{total} env steps per seed in {ITERATIONS} iterations; [\d.]+ [KM]?i?B of state a lane, .* of memory",
+        rf"{total} env steps per seed in {ITERATIONS} iterations; [\d.]+ [KM]?i?B of state a lane, "
+        r"at most [\d,]+ fit in [\d.]+ [GT]iB of memory",
         r"compiled in [\d.]+ s, [\d.]+ [KM]?i?B on each device",
         rf" +[\d,]+ / {total} steps  [\d,]+ steps/s  return -?(\d+\.\d|nan)  \d+ s left",
         rf" +{total} / {total} steps  [\d,]+ steps/s  return -?\d+\.\d  0 s left",
