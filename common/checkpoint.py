@@ -23,7 +23,6 @@ from jax.sharding import SingleDeviceSharding
 from common.sweep import count_settings
 
 # What config.json needs for a run to be loaded or resumed.
-# What config.json needs for a run to be loaded or resumed.
 RECORD = {
     *("algorithm", "script", "config", "seed", "num_seeds", "parts"),
     *("settings", "sweep", "sweep_samples", "lanes_per_batch"),
@@ -69,7 +68,7 @@ def checksums(tree: Any) -> list[str]:
 
     def checksum(x):
         data = jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-        return f"{x.dtype} {x.shape} {zlib.crc32(np.ascontiguousarray(data).tobytes()):08x}"
+        return f"{x.dtype} {x.shape} {zlib.crc32(np.ascontiguousarray(data).reshape(-1).view(np.uint8)):08x}"
 
     return [checksum(x) for x in jax.tree.leaves(tree)]
 
@@ -142,7 +141,9 @@ def load(run_dir: str | Path, seed_index: int = 0, setting_index: int = 0) -> tu
         if not 0 <= index < count:
             raise ValueError(f"{run_dir} has {what} 0 to {count - 1}, not {index}")
     lane = setting_index * record["num_seeds"] + seed_index
-    part = next(i for i, (start, stop) in enumerate(record["parts"]) if start <= lane < stop)
+    part = next((i for i, (start, stop) in enumerate(record["parts"]) if start <= lane < stop), None)
+    if part is None:
+        raise ValueError(f"{run_dir} has no checkpoint")
     start, stop = record["parts"][part]
     directory = part_folder(run_dir, record["parts"], part) / "checkpoint"
     iteration = latest_iteration(directory)

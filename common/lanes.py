@@ -68,10 +68,10 @@ class Lanes(NamedTuple):
 
 
 def make_lanes(num_lanes: int, num_devices: int) -> Lanes:
-    """Spread lanes over the first local devices, at least one lane on each."""
-    devices = jax.local_devices()[: min(num_devices, num_lanes)]
+    """Spread lanes evenly over the first local devices, over no more of them than it takes."""
+    on_device = -(-num_lanes // min(num_devices, jax.local_device_count()))
+    devices = jax.local_devices()[: -(-num_lanes // on_device)]
     mesh = jax.make_mesh((len(devices),), ("lane",), axis_types=(AxisType.Auto,), devices=devices)
-    on_device = -(-num_lanes // len(devices))
     num_groups = -(-on_device // CACHED_LANES) if devices[0].platform == "cpu" else 1
     num_padded = -(-on_device // num_groups) * num_groups * len(devices)
     return Lanes(num_lanes, num_padded, num_groups, NamedSharding(mesh, PartitionSpec("lane")))

@@ -56,9 +56,10 @@ class Programs:
         return segment
 
     @property
-    def bytes_needed(self) -> int:
-        """Memory of the program on all its devices."""
-        return device_bytes(self.segment) * self.lanes.sharding.num_devices
+    def share_of_memory(self) -> float:
+        """What the program needs of the memory of its devices."""
+        num_devices = self.lanes.sharding.num_devices
+        return device_bytes(self.segment) * num_devices / available_bytes(num_devices)
 
     def evaluate_lane(self, settings: dict[str, jax.Array], state: Any, key: jax.Array) -> dict[str, jax.Array]:
         """Greedy return and length of whole episodes, [eval_episodes]; apart from all that training draws."""
@@ -74,22 +75,24 @@ class Programs:
         return scores, lanes.trim(jax.jit(is_finite)(state.params))
 
 
+def divide(setup: Setup, lanes_per_batch: int) -> tuple[Programs, list[Part]]:
+    """Parts of so many lanes at most, and programs for them. A run that is resumed keeps the parts it began with."""
+    parts = make_parts(setup, lanes_per_batch)
+    return Programs(setup, max(part.num_lanes for part in parts)), parts
+
+
 def plan(setup: Setup) -> tuple[Programs, list[Part]]:
     """Say what will happen, and divide the lanes into parts that fit the memory."""
-    options, recorded = setup.options, recorded_parts(setup)
     lane_bytes, memory = num_bytes(setup.abstract_state), available_bytes(setup.num_devices)
     room = f"at most {memory // lane_bytes:,} fit in {format_bytes(memory)} of memory"
     print_header(setup, f"{format_bytes(lane_bytes)} of state a lane, {room}")
-    if recorded:
-        return Programs(setup, max(stop - start for start, stop in recorded)), make_parts(setup, 1)
-    if options.lanes_per_batch != "auto":
-        num_lanes = min(int(options.lanes_per_batch), setup.share)
-        return Programs(setup, num_lanes), make_parts(setup, num_lanes)
+    if setup.options.lanes_per_batch != "auto":
+        return divide(setup, min(int(setup.options.lanes_per_batch), setup.share))
+    programs, parts = divide(setup, min(memory // lane_bytes, setup.share))
+    if recorded_parts(setup):
+        return programs, parts
     write_record(setup, [])  # compiling takes its time, and a run that is killed meanwhile can be resumed too
-    programs = Programs(setup, min(setup.share, memory // lane_bytes))
-    while (needed := programs.bytes_needed) > memory and programs.lanes.num_lanes > 1:
-        programs = Programs(setup, max(1, int(programs.lanes.num_lanes * memory / needed)))
+    while (needed := programs.share_of_memory) > 1 and programs.lanes.num_lanes > 1:
+        programs, parts = divide(setup, max(1, int(programs.lanes.num_lanes / needed)))
     num_lanes = int(hosts.agree("lanes_per_batch", lambda: str(programs.lanes.num_lanes)))
-    if num_lanes != programs.lanes.num_lanes:
-        programs = Programs(setup, num_lanes)
-    return programs, make_parts(setup, programs.lanes.num_lanes)
+    return (programs, parts) if num_lanes == programs.lanes.num_lanes else divide(setup, num_lanes)

@@ -21,7 +21,7 @@ def latest_return(metrics: dict[str, np.ndarray]) -> float:
 
 
 class ProgressReport:
-    """Shows env steps of one lane, the speed over all lanes and the current return."""
+    """Shows env steps of one lane, the speed over all lanes that are trained together and the current return."""
 
     def __init__(self, total_steps: int, done_steps: int, num_lanes: int):
         self.total_steps, self.num_lanes = total_steps, num_lanes

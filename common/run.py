@@ -16,7 +16,7 @@ from common.cli import fail
 from common.lanes import Lanes
 from common.plan import Programs, plan
 from common.progress import ProgressReport
-from common.report import count, report
+from common.report import report
 from common.setup import Part, Progress, Setup, prepare, write_record
 
 SECONDS_PER_SEGMENT = 1.0  # aim of segments whose number is not given
@@ -71,16 +71,16 @@ def run(script: str, config_class: type, presets: dict[str, dict[str, Any]], mak
         try:
             programs, parts = plan(setup)
             results = run_parts(setup, programs, parts, stop)
+            if not stop.received or (results and len(parts) == 1):
+                conclude(setup, parts, results)
         except ValueError as error:
             fail(str(error))
         except OSError as error:
-            fail(f"cannot save: {error}; the checkpoint before is whole, continue it with --resume {setup.directory}")
+            fail(f"cannot save: {error}; what was saved before is whole, continue it with --resume {setup.directory}")
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            fail(f"out of memory with {count(programs.lanes.num_lanes, 'lane')} at once; lower --lanes-per-batch", 1)
-        if not stop.received or (results and len(parts) == 1):
-            conclude(setup, parts, results)
+            fail("out of memory; lower --lanes-per-batch, or if it is 1 --num-envs (or --buffer-size)", 1)
     if stop.received:
         print(f"stopped; continue with --resume {setup.directory}", file=sys.stderr)
         raise SystemExit(128 + stop.received)
@@ -134,7 +134,7 @@ def train(setup: Setup, programs: Programs, part: Part, progress: Progress, stop
         return progress
     segment = programs.segment
     length = longest if options.num_segments else 1
-    saved, saved_time = progress, time.perf_counter()
+    saved, saved_time = progress.iteration, time.perf_counter()
     with ProgressReport(config.env_steps(total), config.env_steps(progress.iteration), lanes.num_lanes) as shown:
         while progress.iteration < total and not stop.received:
             started = time.perf_counter()
@@ -150,8 +150,8 @@ def train(setup: Setup, programs: Programs, part: Part, progress: Progress, stop
                 setup.tracker.log(setup.env_steps(end)[start:], records)
             if time.perf_counter() - saved_time >= options.checkpoint_every:
                 save(setup, lanes, part, progress)
-                saved, saved_time = progress, time.perf_counter()
-    if saved is not progress:
+                saved, saved_time = progress.iteration, time.perf_counter()
+    if saved < progress.iteration:
         save(setup, lanes, part, progress)
     return progress
 
@@ -189,6 +189,9 @@ def conclude(setup: Setup, parts: list[Part], results: dict[Part, Result]) -> No
 
 def read_result(setup: Setup, part: Part) -> Result:
     """What another process has left."""
-    with np.load(part.directory / "evaluation.npz") as file:
-        scores = dict(file)
+    try:
+        with np.load(part.directory / "evaluation.npz") as file:
+            scores = dict(file)
+    except FileNotFoundError as error:
+        raise ValueError(f"{part.directory} is empty: do all processes have the same --out?") from error
     return Result(files.read_metrics(part.directory, setup.config.num_iterations), scores, scores.pop("is_healthy"))

@@ -142,8 +142,9 @@ def test_batches_are_the_same_as_all_lanes_at_once(script):
 
 
 def test_batches_are_resumed_where_they_stopped(monkeypatch, folder):
+    # Four lanes in batches of three at most are two batches of two.
     arguments = small_run("ppo", num_seeds=4, eval_episodes=0, num_segments=40)
-    assert call("ppo", *arguments, "--name", "whole", "--lanes-per-batch", "2").status == 0
+    assert call("ppo", *arguments, "--name", "whole", "--lanes-per-batch", "3").status == 0
 
     compiled, calls = common.plan.compile_segment, []
 
@@ -160,7 +161,7 @@ def test_batches_are_resumed_where_they_stopped(monkeypatch, folder):
         return watched
 
     monkeypatch.setattr(common.plan, "compile_segment", compile_segment)
-    result = call("ppo", *arguments, "--name", "stopped", "--lanes-per-batch", "2")
+    result = call("ppo", *arguments, "--name", "stopped", "--lanes-per-batch", "3")
     assert result.status == 128 + signal.SIGTERM
     assert len(calls) == 50
     directory = Path(*SAME, "stopped")
@@ -215,7 +216,9 @@ def test_memory_that_runs_out_names_the_flag(monkeypatch):
     monkeypatch.setattr(common.plan, "compile_segment", compile_segment)
     result = call("ppo", *small_run("ppo", num_seeds=3))
     assert result.status == 1
-    assert result.stderr == "error: out of memory with 3 lanes at once; lower --lanes-per-batch\n"
+    assert result.stderr == (
+        "error: out of memory; lower --lanes-per-batch, or if it is 1 --num-envs (or --buffer-size)\n"
+    )
 
 
 # -- Processes ---------------------------------------------------------------------------------------------------------
