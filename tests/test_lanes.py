@@ -20,6 +20,7 @@ from helpers import (
     small_run,
 )
 
+import common.lanes
 import common.plan
 import common.setup
 from common.checkpoint import load
@@ -103,6 +104,13 @@ def test_every_lane_has_its_own_setting_state_and_records(num_lanes, num_devices
     state, records = (lanes.trim(x) for x in (state["sum"], records["product"]))
     np.testing.assert_allclose(state, start + 3 * amount, rtol=1e-6)
     np.testing.assert_array_equal(records[:, :3], amount[:, None] * [5, 6, 7])
+
+
+def test_lanes_with_large_states_are_trained_together(monkeypatch):
+    """Their states are not worth copying, and the padding of the groups stays."""
+    assert make_lanes(17, 1).num_groups == 3
+    monkeypatch.setattr(common.lanes, "COPIED_BYTES", 0)
+    test_every_lane_has_its_own_setting_state_and_records(17, 1)
 
 
 def test_the_number_of_devices_can_be_limited():
