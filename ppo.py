@@ -255,6 +255,18 @@ def gae(transitions: Transition, next_value: jax.Array, gamma: float, gae_lambda
     return advantage, advantage + transitions.value
 
 
+def shuffle(key: jax.Array, num_rows: int) -> jax.Array:
+    """The rows 0 to num_rows - 1 in random order, [num_rows] uint32.
+
+    Words are sorted that have random bits above and the number of a row below. On a CPU that is several times faster
+    than `jax.random.permutation`, which sorts pairs. Rows with equal random bits keep their order, which is seen only
+    if a minibatch ends between them: for 512 rows 1 end in 16,000.
+    """
+    row_bits = (num_rows - 1).bit_length()
+    random_bits = jax.random.bits(key, (num_rows,), jnp.uint32) >> row_bits << row_bits
+    return jnp.sort(random_bits | jnp.arange(num_rows, dtype=jnp.uint32)) & (2**row_bits - 1)
+
+
 def make(config: Config) -> Algorithm:
     """Build the pure functions of PPO for one lane.
 
@@ -362,7 +374,7 @@ def make(config: Config) -> Algorithm:
 
         key, shuffle_key = jax.random.split(state.key)
         epoch_keys = jax.random.split(shuffle_key, config.num_epochs)
-        rows = jax.vmap(jax.random.permutation, in_axes=(0, None))(epoch_keys, batch_size)  # [num_epochs, batch_size]
+        rows = jax.vmap(shuffle, in_axes=(0, None))(epoch_keys, batch_size)  # [num_epochs, batch_size]
         rows = rows.reshape(config.num_epochs * config.num_minibatches, -1)  # [updates, minibatch_size]
         state, metrics = jax.lax.scan(
             lambda state, rows: update(state, jax.tree.map(lambda x: x[rows], batch)), state.replace(key=key), rows

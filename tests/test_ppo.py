@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import Adam, global_norm, mlp, normalized, numerical_gradient, to_float64
+from scipy.stats import chisquare
 
-from ppo import Config, Torso, Transition, gae, make
+from ppo import Config, Torso, Transition, gae, make, shuffle
 
 probes.register()
 
@@ -105,6 +106,32 @@ def test_gae_by_hand():
         actual, target = gae(transitions, column(8, 8), 0.5, 0.5)
         np.testing.assert_allclose(actual[:, 0], [advantage, 2.0])
         np.testing.assert_allclose(target[:, 0], [advantage + 1, 6.0])
+
+
+# -- shuffle -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10**6), st.sampled_from([1, 2, 3, 8, 9, 511, 512, 513, 5_000]))
+def test_shuffle_has_every_row_once(seed, num_rows):
+    np.testing.assert_array_equal(np.sort(shuffle(jax.random.key(seed), num_rows)), np.arange(num_rows))
+
+
+def test_shuffle_makes_all_orders_equally_often():
+    keys = jax.random.split(jax.random.key(0), 24_000)
+    orders = np.asarray(jax.vmap(shuffle, in_axes=(0, None))(keys, 4))
+    counts = np.unique(orders, axis=0, return_counts=True)[1]
+    assert len(counts) == 24
+    assert chisquare(counts).pvalue > 1e-3
+    assert chisquare(counts + 500 * (np.arange(24) == 0)).pvalue < 1e-3, "one order half too often would be seen"
+
+
+def test_shuffle_puts_all_rows_into_all_minibatches_equally_often():
+    keys = jax.random.split(jax.random.key(0), 2_000)
+    orders = np.asarray(jax.vmap(shuffle, in_axes=(0, None))(keys, 512))
+    counts = np.stack([np.bincount(rows.ravel(), minlength=512) for rows in np.split(orders, 4, axis=1)])  # [4, 512]
+    deviations = (counts - 500) / np.sqrt(2_000 * 0.25 * 0.75)
+    assert abs(deviations).max() < 5
+    assert abs(deviations.std() - 1) < 0.1
 
 
 # -- One iteration against numpy ---------------------------------------------------------------------------------------
