@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -78,10 +79,28 @@ def wait_for_all() -> list[int]:
     client = jax._src.distributed.global_state.client
     if client is None:
         return []
-    processes = list(range(jax.process_count()))
-    alive = client.get_live_nodes(processes)
+    alive = _meet(client)
+    leave()
+    return sorted(set(range(jax.process_count())) - alive)
+
+
+def leave() -> None:
+    """Part. Process 0 waits until the others have gone: JAX ends those who lose it, perhaps while they save."""
+    client = jax._src.distributed.global_state.client
+    if client is None:
+        return
     if jax.process_index() > 0:
         jax.distributed.shutdown()
     else:
-        client.get_live_nodes(processes)  # until the others are gone: none of them may outlive process 0
-    return sorted(set(processes) - set(alive))
+        _meet(client)
+
+
+def _meet(client: Any) -> set[int]:
+    """Wait until every process that lives has come here; which these are. It waits in a thread, or Ctrl-C would."""
+    alive = set()
+    thread = threading.Thread(
+        target=lambda: alive.update(client.get_live_nodes(list(range(jax.process_count())))), daemon=True
+    )
+    thread.start()
+    thread.join()
+    return alive

@@ -73,6 +73,8 @@ def run(script: str, config_class: type, presets: dict[str, dict[str, Any]], mak
             results = run_parts(setup, programs, parts, stop)
             if not stop.received or (results and len(parts) == 1):
                 conclude(setup, parts, results)
+            else:
+                hosts.leave()
         except ValueError as error:
             fail(str(error))
         except OSError as error:
