@@ -45,7 +45,7 @@ def _manager(directory: Path) -> Iterator[ocp.CheckpointManager]:
         yield manager
 
 
-def save(directory: Path, iteration: int, state: Any, with_buffer: bool = True) -> None:
+def save(directory: Path, iteration: int, state: Any) -> None:
     """Save the State after `iteration` iterations; on return it is on disk and the previous checkpoint is gone.
 
     A replay buffer is an item of its own, so that a policy can be loaded without it. Checksums go along.
@@ -55,7 +55,7 @@ def save(directory: Path, iteration: int, state: Any, with_buffer: bool = True) 
     """
     buffer = getattr(state, "buffer", None)
     items = {"state": state if buffer is None else state.replace(buffer=None)}
-    if buffer is not None and with_buffer:
+    if buffer is not None:
         items["buffer"] = buffer
     args = {name: ocp.args.StandardSave(item) for name, item in items.items()}
     args["checksums"] = ocp.args.JsonSave({name: checksums(item) for name, item in items.items()})
@@ -82,7 +82,7 @@ def latest_iteration(directory: Path) -> int | None:
 
 
 def restore(directory: Path, iteration: int, abstract_state: Any, with_buffer: bool = True) -> Any:
-    """Read the State back; its buffer is None where it was not saved or is not wanted.
+    """Read the State back, in the memory of the host; its buffer is None where it was not saved or is not wanted.
 
     Args:
         abstract_state: shapes and dtypes of what is expected, from `jax.eval_shape`.
@@ -93,14 +93,12 @@ def restore(directory: Path, iteration: int, abstract_state: Any, with_buffer: b
     path = directory / str(iteration)
     buffer = getattr(abstract_state, "buffer", None)
     items = {"state": abstract_state if buffer is None else abstract_state.replace(buffer=None)}
-    device = SingleDeviceSharding(jax.local_devices()[0])  # the run may have been saved on another number of devices
     try:
         with _manager(directory) as manager:
             saved = manager.restore(iteration, args=ocp.args.Composite(checksums=ocp.args.JsonRestore()))["checksums"]
             if buffer is not None and with_buffer and "buffer" in saved:
                 items["buffer"] = buffer
-            targets = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), items)
-            args = {name: ocp.args.StandardRestore(target) for name, target in targets.items()}
+            args = {name: ocp.args.StandardRestore(jax.tree.map(_target, item)) for name, item in items.items()}
             restored = manager.restore(iteration, args=ocp.args.Composite(**args))
     except Exception as error:  # orbax and tensorstore raise a wide variety
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
@@ -112,6 +110,13 @@ def restore(directory: Path, iteration: int, abstract_state: Any, with_buffer: b
         if checksums(restored[name]) != saved[name]:
             raise ValueError(f"the checkpoint {path} is damaged: its checksums do not fit")
     return restored["state"].replace(buffer=restored["buffer"]) if "buffer" in items else restored["state"]
+
+
+def _target(x: Any) -> Any:
+    """What tells orbax to read an array into the host's memory; it makes keys only on a device."""
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=SingleDeviceSharding(jax.local_devices()[0]))
+    return np.empty(x.shape, x.dtype)
 
 
 def part_folder(run_dir: Path, parts: list[tuple[int, int]], part: int) -> Path:
@@ -156,7 +161,7 @@ def load(run_dir: str | Path, seed_index: int = 0, setting_index: int = 0) -> tu
     keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((stop - start,), "uint32"))
     abstract_state = jax.eval_shape(jax.vmap(algorithm.init), keys)
     state = restore(directory, iteration, abstract_state, with_buffer=False)
-    return config, algorithm, jax.tree.map(lambda x: x[lane - start], state)
+    return config, algorithm, jax.device_put(jax.tree.map(lambda x: x[lane - start], state))
 
 
 def read_record(run_dir: Path) -> dict[str, Any]:

@@ -161,8 +161,10 @@ def train(setup: Setup, programs: Programs, part: Part, progress: Progress, stop
 def save(setup: Setup, lanes: Lanes, part: Part, progress: Progress) -> None:
     """Metrics first, so that there are never fewer of them than the checkpoint needs."""
     write_metrics(setup, part, progress.metrics)
-    state = lanes.trim(progress.state)
-    checkpoint.save(part.directory / "checkpoint", progress.iteration, state, setup.options.checkpoint_buffer)
+    state = progress.state
+    if not setup.options.checkpoint_buffer and hasattr(state, "buffer"):
+        state = state.replace(buffer=None)
+    checkpoint.save(part.directory / "checkpoint", progress.iteration, lanes.trim(state))
 
 
 def write_metrics(setup: Setup, part: Part, metrics: dict[str, np.ndarray]) -> None:

@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_written_is_an_os_error(state, tmp_path):
 def test_a_buffer_may_be_left_out_of_the_checkpoint_or_of_the_restored_state(state, saved, tmp_path):
     without = state.replace(buffer=None)
     assert is_equal(restore(saved, 7, abstract(state), with_buffer=False), without)
-    save(tmp_path, 7, state, with_buffer=False)
+    save(tmp_path, 7, without)
     assert is_equal(restore(tmp_path, 7, abstract(state)), without)
     size = {
         folder: sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) for folder in (saved, tmp_path)
