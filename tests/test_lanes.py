@@ -194,6 +194,11 @@ def test_auto_divides_what_does_not_fit(monkeypatch):
     assert "\nlanes 0 to 1 of 4\n" in result.stdout
     assert_same_beginning(*(saved_metrics(Path(*SAME, name)) for name in ("whole", "small")))
 
+    monkeypatch.setattr(common.plan, "available_bytes", lambda num_devices: int(0.9 * compile_small(1)))
+    result = call("ppo", *arguments, "--name", "one")
+    assert result.status == 2
+    assert result.stderr == "error: one lane takes 1.1 times the memory; lower --num-envs (or --buffer-size)\n"
+
     monkeypatch.setattr(common.setup, "available_bytes", lambda num_devices: 100)
     result = call("ppo", *arguments, "--name", "tiny")
     assert result.status == 2
