@@ -259,7 +259,7 @@ def plot(rows: list[dict], path: Path) -> None:
     axes.set_yticks(range(len(rows)), [f"{row['case']}, {row['contender']}" for row in rows])
     axes.invert_yaxis()
     axes.set(xscale="log", xlabel="env steps per second, of all lanes")
-    axes.margins(x=0.15)
+    axes.margins(x=0.15, y=0.01)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
 
@@ -274,7 +274,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=every, help="cases, by default all that a CPU can do")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each contender")
     parser.add_argument(
-        "--out", default=str(FOLDER / "results" / "speed.csv"), help="table that is written, with a picture beside it"
+        "--out",
+        default=str(FOLDER / "results" / "speed.csv"),
+        help="table whose rows of these cases are written anew, and its picture",
     )
     arguments = parser.parse_args()
     pythons = {"": sys.executable}
@@ -283,18 +285,24 @@ def main() -> None:
         if name not in PEERS or not Path(python).is_file():
             parser.error(f"--peers {peer}: give NAME=PYTHON, with a name of {', '.join(PEERS)}")
         pythons[name] = python
-    rows, form = [], "".join(COLUMNS.values())
+    out, form = Path(arguments.out), "".join(COLUMNS.values())
+    tables = {case.name: [] for case in CASES + GPU_CASES}
+    if out.exists():
+        with out.open(newline="") as file:
+            for row in csv.DictReader(file):
+                tables.get(row["case"], []).append(row)
     print(form.format(*COLUMNS))
     for case in CASES + GPU_CASES:
         if case.name in (arguments.only or [case.name for case in CASES]):
-            for row in measure(case, arguments.rounds, pythons):
+            tables[case.name] = measure(case, arguments.rounds, pythons)
+            for row in tables[case.name]:
                 print(form.format(*row.values()), flush=True)
-                rows.append(row)
-            with Path(arguments.out).open("w", newline="") as file:
+            rows = list(itertools.chain(*tables.values()))
+            with out.open("w", newline="") as file:
                 writer = csv.DictWriter(file, COLUMNS)
                 writer.writeheader()
                 writer.writerows(rows)
-            plot(rows, Path(arguments.out).with_suffix(".png"))
+            plot(rows, out.with_suffix(".png"))
 
 
 if __name__ == "__main__":
