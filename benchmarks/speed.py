@@ -276,7 +276,7 @@ def main() -> None:
     parser.add_argument(
         "--out",
         default=str(FOLDER / "results" / "speed.csv"),
-        help="table whose rows of these cases are written anew, and its picture",
+        help="table in which all rows of these cases are replaced, and its picture",
     )
     arguments = parser.parse_args()
     pythons = {"": sys.executable}
@@ -290,7 +290,7 @@ def main() -> None:
     if out.exists():
         with out.open(newline="") as file:
             for row in csv.DictReader(file):
-                tables.get(row["case"], []).append(row)
+                tables.setdefault(row["case"], []).append(row)
     print(form.format(*COLUMNS))
     for case in CASES + GPU_CASES:
         if case.name in (arguments.only or [case.name for case in CASES]):
@@ -299,7 +299,7 @@ def main() -> None:
                 print(form.format(*row.values()), flush=True)
             rows = list(itertools.chain(*tables.values()))
             with out.open("w", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS)
+                writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
                 writer.writeheader()
                 writer.writerows(rows)
             plot(rows, out.with_suffix(".png"))

@@ -82,7 +82,7 @@ def latest_iteration(directory: Path) -> int | None:
 
 
 def restore(directory: Path, iteration: int, abstract_state: Any, with_buffer: bool = True) -> Any:
-    """Read the State back, in the memory of the host; its buffer is None where it was not saved or is not wanted.
+    """Read the State back, keys aside as numpy arrays; its buffer is None where it was not saved or is not wanted.
 
     Args:
         abstract_state: shapes and dtypes of what is expected, from `jax.eval_shape`.

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -85,22 +86,29 @@ def wait_for_all() -> list[int]:
 
 
 def leave() -> None:
-    """Part. Process 0 waits until the others have gone: JAX ends those who lose it, perhaps while they save."""
+    """Part. Process 0 waits until the others have gone: JAX ends those who lose it, perhaps while they save.
+
+    To part a second time does nothing.
+    """
     client = jax._src.distributed.global_state.client
     if client is None:
         return
     if jax.process_index() > 0:
         jax.distributed.shutdown()
     else:
-        _meet(client)
+        while len(_meet(client)) > 1:  # they came, and have yet to go
+            pass
 
 
 def _meet(client: Any) -> set[int]:
-    """Wait until every process that lives has come here; which these are. It waits in a thread, or Ctrl-C would."""
-    alive = set()
-    thread = threading.Thread(
-        target=lambda: alive.update(client.get_live_nodes(list(range(jax.process_count())))), daemon=True
-    )
-    thread.start()
-    thread.join()
-    return alive
+    """Wait until every process that lives has come here; which these are."""
+    alive = Future()
+
+    def wait():
+        try:
+            alive.set_result(set(client.get_live_nodes(list(range(jax.process_count())))))
+        except Exception as error:
+            alive.set_exception(error)
+
+    threading.Thread(target=wait, daemon=True).start()  # Ctrl-C is not heard by the thread that waits in JAX
+    return alive.result()

@@ -94,7 +94,11 @@ def plan(setup: Setup) -> tuple[Programs, list[Part]]:
     write_record(setup, [])  # compiling takes its time, and a run that is killed meanwhile can be resumed too
     while (needed := programs.share_of_memory) > 1 and programs.lanes.num_lanes > 1:
         programs, parts = divide(setup, max(1, int(programs.lanes.num_lanes / needed)))
-    if needed > 1:
-        raise ValueError(f"one lane takes {needed:.1f} times the memory; lower --num-envs (or --buffer-size)")
-    num_lanes = int(hosts.agree("lanes_per_batch", lambda: str(programs.lanes.num_lanes)))
+
+    def decide():
+        if needed > 1:
+            raise ValueError(f"one lane takes {needed:.2f} times the memory; lower --num-envs (or --buffer-size)")
+        return str(programs.lanes.num_lanes)
+
+    num_lanes = int(hosts.agree("lanes_per_batch", decide))
     return (programs, parts) if num_lanes == programs.lanes.num_lanes else divide(setup, num_lanes)

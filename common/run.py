@@ -73,8 +73,6 @@ def run(script: str, config_class: type, presets: dict[str, dict[str, Any]], mak
             results = run_parts(setup, programs, parts, stop)
             if not stop.received or (results and len(parts) == 1):
                 conclude(setup, parts, results)
-            else:
-                hosts.leave()
         except ValueError as error:
             fail(str(error))
         except OSError as error:
@@ -83,6 +81,8 @@ def run(script: str, config_class: type, presets: dict[str, dict[str, Any]], mak
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             fail("out of memory; lower --lanes-per-batch, or if it is 1 --num-envs (or --buffer-size)", 1)
+        finally:
+            hosts.leave()
     if stop.received:
         print(f"stopped; continue with --resume {setup.directory}", file=sys.stderr)
         raise SystemExit(128 + stop.received)
