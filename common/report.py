@@ -12,7 +12,7 @@ from common import files
 from common.cli import rerun_command
 from common.plots import plot_curve, plot_curves, plot_sweep
 from common.setup import Setup
-from common.statistics import final_return, learning_curve, summarize
+from common.statistics import final_return, learning_curve, rank, summarize
 from common.sweep import describe
 
 MOST_ROWS = 20  # settings in the table
@@ -72,7 +72,7 @@ def report(setup: Setup, metrics: dict[str, np.ndarray], scores: dict[str, np.nd
         training = final_return(metrics["episode_return"], metrics["num_episodes"])
         score = scores.get("eval_episode_return", training).reshape(setup.num_settings, options.num_seeds)
         ranked = [summarize(x) for x in score]
-        ranking = sorted(range(setup.num_settings), key=lambda i: -np.nan_to_num(ranked[i]["iqm"], nan=-np.inf))
+        ranking = rank(ranked)
         best = setup.setting(ranking[0])
         rerun = rerun_command(setup.script, config, setup.default, best, options.seed, options.num_seeds)
         print_ranking(setup, ranked, ranking, rerun)

@@ -43,6 +43,12 @@ def summarize(x: np.ndarray) -> dict[str, float]:
     }
 
 
+def rank(summaries: list[dict[str, float]]) -> list[int]:
+    """Indices of summaries, the best IQM first; between equal ones the mean decides. NaN is the worst."""
+    scores = [[np.nan_to_num(summary[name], nan=-np.inf) for name in ("iqm", "mean")] for summary in summaries]
+    return sorted(range(len(scores)), key=lambda i: scores[i], reverse=True)
+
+
 def final_return(episode_return: np.ndarray, num_episodes: np.ndarray) -> np.ndarray:
     """Mean training return of each lane over the episodes of the last tenth of a run, NaN if none ended there.
 

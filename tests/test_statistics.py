@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from common.statistics import confidence_interval, final_return, iqm, learning_curve, summarize
+from common.statistics import confidence_interval, final_return, iqm, learning_curve, rank, summarize
 
 # -- Interquartile mean ------------------------------------------------------------------------------------------------
 
@@ -236,3 +236,8 @@ def test_final_return_worked_by_hand():
     returns[2, -2:], counts[2, -2:] = np.nan, 0
     np.testing.assert_array_equal(final_return(returns, counts), [30, 7, np.nan])
     np.testing.assert_array_equal(final_return(returns[:, :1], counts[:, :1]), [100, 100, 100])
+
+
+def test_rank_by_iqm_then_mean_with_nan_last():
+    scores = np.array([[1.0] * 4, [0.0, 2.0, 2.0, 2.0], [2.0] * 4, [np.nan] * 4, [np.nan, 2.0, 2.0, 2.0], [1.0] * 4])
+    assert rank([summarize(x) for x in scores]) == [2, 1, 0, 5, 3, 4]
