@@ -310,9 +310,8 @@ def test_process_0_is_the_last_to_leave(folder):
         first.wait_for_checkpoint(Path(*SAME, "two", "parts", "lanes-0-to-1"), 1)
         second.wait_for_checkpoint(Path(*SAME, "two", "parts", "lanes-2-to-3"), 1)
         first.send(signal.SIGTERM)
-        first.wait_until(
-            Path(*SAME, "two", "parts", "lanes-0-to-1", "evaluation.npz").exists
-        )  # the last that it writes
+        last = Path(*SAME, "two", "parts", "lanes-0-to-1", "evaluation.npz")  # that it writes before it leaves
+        first.wait_until(last.exists)
         with pytest.raises(subprocess.TimeoutExpired):
             first.process.wait(timeout=2)
         second.send(signal.SIGTERM)
