@@ -33,7 +33,7 @@ import optax
 from flax import struct
 
 from common.buffer import Buffer, add, check_replay, init_buffer, sample
-from common.config import check_config
+from common.config import Fraction, NonNegative, Positive, PositiveFraction, validate
 from common.environment import episode_metrics, make_env
 from common.initializers import orthogonal
 from common.normalization import RunningStatistics, init_statistics, normalize, update_statistics
@@ -43,7 +43,7 @@ from common.normalization import RunningStatistics, init_statistics, normalize, 
 
 @dataclass(frozen=True)
 class Config:
-    """A float may be a JAX tracer, so it can be swept under vmap; the other fields are static."""
+    """Floats (NonNegative, Positive and Fraction too) may be JAX tracers, so they can be swept; the rest is static."""
 
     env: str = "CartPole-v1"  # gymnax id
     total_timesteps: int = 500_000  # env steps of one seed with learning_starts, rounded down to whole iterations
@@ -55,15 +55,15 @@ class Config:
     train_interval: int = 4  # env steps between updates: as in Mnih et al. 2015
     gradient_steps: int = 1  # updates each time, so gradient_steps / train_interval per env step
     target_interval: int = 500  # env steps between updates of the target network
-    tau: float = 1.0  # share of the online network in an update of the target network, 1: copy
-    learning_rate: float = 2.5e-4  # Adam step size, at the start
+    tau: PositiveFraction = 1.0  # share of the online network in an update of the target network, 1: copy
+    learning_rate: NonNegative = 2.5e-4  # Adam step size, at the start
     anneal_learning_rate: bool = False  # linearly to 0 at total_timesteps
-    adam_eps: float = 1e-8  # of Adam; 1.5e-4 to 3e-4 is common at Atari scale
-    max_grad_norm: float = 10.0  # global norm over all parameters
-    gamma: float = 0.99  # discount
-    epsilon_start: float = 1.0  # share of random actions at first
-    epsilon_end: float = 0.05  # and at last
-    exploration_fraction: float = 0.5  # part of total_timesteps over which it falls
+    adam_eps: Positive = 1e-8  # of Adam; 1.5e-4 to 3e-4 is common at Atari scale
+    max_grad_norm: Positive = 10.0  # global norm over all parameters
+    gamma: Fraction = 0.99  # discount
+    epsilon_start: Fraction = 1.0  # share of random actions at first
+    epsilon_end: Fraction = 0.05  # and at last
+    exploration_fraction: PositiveFraction = 0.5  # part of total_timesteps over which it falls
     double: bool = True  # detail 2
     dueling: bool = False  # detail 3
     loss: Literal["mse", "huber"] = "mse"  # detail 1
@@ -227,7 +227,7 @@ def make(config: Config) -> Algorithm:
     Raises:
         ValueError: a field that cannot be honoured, an unknown environment or an unsupported space.
     """
-    check_config(config)
+    config = validate(config)
     check_replay(config)
     env = make_env(config.env)
     if not hasattr(env.action_space, "n"):

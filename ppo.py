@@ -37,7 +37,7 @@ import numpy as np
 import optax
 from flax import struct
 
-from common.config import check_config
+from common.config import Fraction, NonNegative, Positive, validate
 from common.environment import episode_metrics, make_env, scale_action
 from common.initializers import orthogonal
 from common.normalization import (
@@ -55,7 +55,7 @@ from common.normalization import (
 
 @dataclass(frozen=True)
 class Config:
-    """A float may be a JAX tracer, so it can be swept under vmap; the other fields are static."""
+    """Floats (NonNegative, Positive and Fraction too) may be JAX tracers, so they can be swept; the rest is static."""
 
     env: str = "CartPole-v1"  # gymnax id
     total_timesteps: int = 500_000  # env steps of one seed, rounded down to whole iterations
@@ -63,16 +63,16 @@ class Config:
     num_steps: int = 128  # steps of each environment between updates
     num_epochs: int = 4  # passes over the rollout
     num_minibatches: int = 4  # updates per pass; must divide num_envs * num_steps
-    learning_rate: float = 2.5e-4  # Adam step size at the start
+    learning_rate: NonNegative = 2.5e-4  # Adam step size at the start
     anneal_learning_rate: bool = True  # linearly to 0 at total_timesteps
-    adam_eps: float = 1e-5  # as in the original code, detail 3
-    max_grad_norm: float = 0.5  # global norm over all parameters
-    gamma: float = 0.99  # discount
-    gae_lambda: float = 0.95  # 0: one-step advantage, 1: Monte Carlo
-    clip_eps: float = 0.2  # trust region of the ratio (and of the value, if clip_value)
+    adam_eps: Positive = 1e-5  # as in the original code, detail 3
+    max_grad_norm: Positive = 0.5  # global norm over all parameters
+    gamma: Fraction = 0.99  # discount
+    gae_lambda: Fraction = 0.95  # 0: one-step advantage, 1: Monte Carlo
+    clip_eps: Positive = 0.2  # trust region of the ratio (and of the value, if clip_value)
     clip_value: bool = False  # in units of reward, so it can stall large values; Andrychowicz et al. 2021 found no gain
-    vf_coef: float = 0.5  # weight of the value loss
-    ent_coef: float = 0.01  # weight of the entropy bonus
+    vf_coef: NonNegative = 0.5  # weight of the value loss
+    ent_coef: NonNegative = 0.01  # weight of the entropy bonus
     normalize_obs: bool = False  # by running mean and variance
     normalize_reward: bool = False  # by the std of the running discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the policy and of the value network
@@ -273,7 +273,7 @@ def make(config: Config) -> Algorithm:
     Raises:
         ValueError: a field that cannot be honoured, an unknown environment or an unsupported space.
     """
-    check_config(config)
+    config = validate(config)
     batch_size = config.num_envs * config.num_steps
     if batch_size % config.num_minibatches:
         raise ValueError(

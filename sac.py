@@ -36,7 +36,7 @@ import optax
 from flax import struct
 
 from common.buffer import Buffer, add, check_replay, init_buffer, sample
-from common.config import check_config
+from common.config import Fraction, NonNegative, Positive, PositiveFraction, validate
 from common.environment import episode_metrics, make_env, scale_action
 from common.initializers import orthogonal
 from common.normalization import RunningStatistics, init_statistics, normalize, update_statistics
@@ -46,7 +46,7 @@ from common.normalization import RunningStatistics, init_statistics, normalize, 
 
 @dataclass(frozen=True)
 class Config:
-    """A float may be a JAX tracer, so it can be swept under vmap; the other fields are static."""
+    """Floats (NonNegative, Positive and Fraction too) may be JAX tracers, so they can be swept; the rest is static."""
 
     env: str = "Pendulum-v1"  # gymnax id
     total_timesteps: int = 1_000_000  # env steps of one seed with learning_starts, rounded down to whole iterations
@@ -57,13 +57,13 @@ class Config:
     batch_size: int = 256  # transitions of one critic update
     train_interval: int = 1  # env steps between updates
     gradient_steps: int = 1  # updates each time, so gradient_steps / train_interval per env step
-    tau: float = 0.005  # share of the online critics in an update of the target critics
-    actor_learning_rate: float = 3e-4  # Adam step size of the actor
-    critic_learning_rate: float = 3e-4  # Adam step size of the critics
-    alpha_learning_rate: float = 3e-4  # Adam step size of log alpha; 0 fixes alpha
-    alpha: float = 1.0  # temperature at the start
+    tau: PositiveFraction = 0.005  # share of the online critics in an update of the target critics
+    actor_learning_rate: NonNegative = 3e-4  # Adam step size of the actor
+    critic_learning_rate: NonNegative = 3e-4  # Adam step size of the critics
+    alpha_learning_rate: NonNegative = 3e-4  # Adam step size of log alpha; 0 fixes alpha
+    alpha: Positive = 1.0  # temperature at the start
     target_entropy: float = -1.0  # per dimension of the action; -1 is the paper's -action_dim
-    gamma: float = 0.99  # discount
+    gamma: Fraction = 0.99  # discount
     normalize_obs: bool = False  # by running mean and variance; the buffer keeps raw observations
     hidden_sizes: tuple[int, ...] = (256, 256)  # of the actor and of each critic
     activation: Literal["tanh", "relu", "swish"] = "relu"  # as in the paper
@@ -244,7 +244,7 @@ def make(config: Config) -> Algorithm:
     Raises:
         ValueError: a field that cannot be honoured, an unknown environment or an unsupported space.
     """
-    check_config(config)
+    config = validate(config)
     check_replay(config)
     env = make_env(config.env)
     if hasattr(env.action_space, "n"):

@@ -34,7 +34,7 @@ import optax
 from flax import struct
 
 from common.buffer import Buffer, add, check_replay, init_buffer, sample
-from common.config import check_config
+from common.config import Fraction, NonNegative, PositiveFraction, validate
 from common.environment import episode_metrics, make_env, scale_action
 from common.initializers import orthogonal
 from common.normalization import RunningStatistics, init_statistics, normalize, update_statistics
@@ -44,7 +44,7 @@ from common.normalization import RunningStatistics, init_statistics, normalize, 
 
 @dataclass(frozen=True)
 class Config:
-    """A float may be a JAX tracer, so it can be swept under vmap; the other fields are static."""
+    """Floats (NonNegative, Positive and Fraction too) may be JAX tracers, so they can be swept; the rest is static."""
 
     env: str = "Pendulum-v1"  # gymnax id
     total_timesteps: int = 1_000_000  # env steps of one seed with learning_starts, rounded down to whole iterations
@@ -56,13 +56,13 @@ class Config:
     train_interval: int = 2  # env steps between updates
     gradient_steps: int = 2  # critic updates each time, so gradient_steps / train_interval per env step
     policy_delay: int = 2  # critic updates for one update of the actor and of the targets
-    tau: float = 0.005  # share of the online networks in an update of the target networks
-    actor_learning_rate: float = 3e-4  # Adam step size of the actor
-    critic_learning_rate: float = 3e-4  # Adam step size of the critics
-    gamma: float = 0.99  # discount
-    exploration_noise: float = 0.1  # std of the noise on the policy's action, in half ranges of the box
-    target_noise: float = 0.2  # std of the noise on the target action, in half ranges of the box
-    target_noise_clip: float = 0.5  # bound of that noise, in half ranges of the box
+    tau: PositiveFraction = 0.005  # share of the online networks in an update of the target networks
+    actor_learning_rate: NonNegative = 3e-4  # Adam step size of the actor
+    critic_learning_rate: NonNegative = 3e-4  # Adam step size of the critics
+    gamma: Fraction = 0.99  # discount
+    exploration_noise: NonNegative = 0.1  # std of the noise on the policy's action, in half ranges of the box
+    target_noise: NonNegative = 0.2  # std of the noise on the target action, in half ranges of the box
+    target_noise_clip: NonNegative = 0.5  # bound of that noise, in half ranges of the box
     normalize_obs: bool = False  # by running mean and variance; the buffer keeps raw observations
     hidden_sizes: tuple[int, ...] = (256, 256)  # of the actor and of each critic
     activation: Literal["tanh", "relu", "swish"] = "relu"  # as in the paper
@@ -224,7 +224,7 @@ def make(config: Config) -> Algorithm:
     Raises:
         ValueError: a field that cannot be honoured, an unknown environment or an unsupported space.
     """
-    check_config(config)
+    config = validate(config)
     check_replay(config)
     if config.cycle_updates % config.policy_delay:
         raise ValueError(

@@ -1,47 +1,89 @@
-"""Checks of a Config that hold for every script."""
+"""Types and checks of a Config's fields, the same for every script."""
 
 import dataclasses
 import typing
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+ConfigType = TypeVar("ConfigType")
 
 
-def check_config(config) -> None:
-    """Refuse fields of the wrong type and runs of no length.
+class Range(NamedTuple):
+    """The finite values that a float field may have."""
+
+    text: str  # what stands behind "must be"
+    holds: Callable[[np.float32], bool]
+
+
+NonNegative = Annotated[float, Range("at least 0", lambda x: x >= 0)]
+Positive = Annotated[float, Range("above 0", lambda x: x > 0)]
+Fraction = Annotated[float, Range("between 0 and 1", lambda x: 0 <= x <= 1)]
+PositiveFraction = Annotated[float, Range("above 0 and at most 1", lambda x: 0 < x <= 1)]
+
+
+def validate(config: ConfigType) -> ConfigType:
+    """Check every field, and return the config with its floats as float32.
+
+    A swept float is a float32 on the device. Arithmetic on the host in the same type gives a setting the same numbers
+    inside and outside of a sweep.
 
     Raises:
-        ValueError: naming the field, what it is and what it should be.
+        ValueError: naming the field, its value and what it must be; or the run is shorter than one iteration.
     """
-    hints = typing.get_type_hints(type(config))
-    for field in dataclasses.fields(config):
-        value, hint = getattr(config, field.name), hints[field.name]
-        if not _fits(value, hint):
-            name = getattr(hint, "__name__", str(hint)) if typing.get_origin(hint) is None else str(hint)
-            name = "a positive int" if hint is int else name
-            traced = " (only float fields may be swept)" if isinstance(value, jax.Array) else ""
-            raise ValueError(f"{field.name} must be {name.replace('typing.', '')}, not {value!r}{traced}")
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    for name, hint in hints.items():
+        check_value(name, getattr(config, name), hint)
     if config.num_iterations < 1:
         raise ValueError(
             f"total_timesteps = {config.total_timesteps} is less than one iteration, "
             f"{config.steps_per_iteration} env steps"
         )
-    if config.total_timesteps >= 2**31:
-        raise ValueError(
-            f"total_timesteps = {config.total_timesteps} does not fit the int32 counters; the most is 2**31 - 1"
-        )
+    floats = {name: getattr(config, name) for name, hint in hints.items() if _split(hint)[0] is float}
+    on_host = {name: np.float32(value) for name, value in floats.items() if not isinstance(value, jax.Array)}
+    return dataclasses.replace(config, **on_host)
 
 
-def _fits(value, hint) -> bool:
-    if typing.get_origin(hint) is typing.Literal:
-        return value in typing.get_args(hint)
-    if typing.get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_fits(item, typing.get_args(hint)[0]) for item in value)
-    if hint is float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """Check the value of one field against its annotation. Of a tracer only the type is known.
+
+    Raises:
+        ValueError: naming the field, its value and what it must be.
+    """
+    kind, allowed = _split(hint)
+    if not _fits(value, kind):
+        described = {int: "a positive int"}.get(kind, kind.__name__ if isinstance(kind, type) else str(kind))
+        traced = " (only float fields may be swept)" if isinstance(value, jax.Array) else ""
+        raise ValueError(f"{name} must be {described.replace('typing.', '')}, not {value!r}{traced}")
+    if kind is int and value >= 2**31:
+        raise ValueError(f"{name} = {value} does not fit an int32; the most is 2**31 - 1")
+    if kind is float and not isinstance(value, jax.core.Tracer):
+        with np.errstate(over="ignore"):
+            number = np.float32(value)
+        if not (np.isfinite(number) and allowed.holds(number)):
+            raise ValueError(f"{name} must be {allowed.text}, not {value}")
+
+
+def _split(hint: Any) -> tuple[Any, Range | None]:
+    """An annotation's type, and the range of a float."""
+    if typing.get_origin(hint) is Annotated:
+        return hint.__origin__, hint.__metadata__[0]
+    return hint, Range("finite", lambda x: True) if hint is float else None
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if typing.get_origin(kind) is typing.Literal:
+        return isinstance(value, str) and value in typing.get_args(kind)
+    if typing.get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_fits(item, typing.get_args(kind)[0]) for item in value)
+    if kind is float:
+        is_number = isinstance(value, int | float | np.float32) and not isinstance(value, bool)
         return is_number or (
             isinstance(value, jax.Array) and value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.floating)
         )
-    if hint is int:
+    if kind is int:
         return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    return isinstance(value, hint)
+    return isinstance(value, kind)

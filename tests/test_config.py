@@ -1,4 +1,4 @@
-"""common/config.py: a Config that cannot be honoured is refused, with the name of the field."""
+"""common/config.py: a Config that cannot be honoured is refused, with the name of the field and what it may be."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config import check_config
+from common.config import Fraction, NonNegative, Positive, PositiveFraction, validate
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,11 @@ class Config:
     total_timesteps: int = 1000
     num_envs: int = 4
     num_steps: int = 5
-    learning_rate: float = 1e-3
+    learning_rate: NonNegative = 1e-3
+    gamma: Fraction = 0.99
+    tau: PositiveFraction = 0.5
+    adam_eps: Positive = 1e-8
+    target_entropy: float = -1.0
     anneal: bool = True
     hidden_sizes: tuple[int, ...] = (64, 64)
     activation: Literal["tanh", "relu"] = "tanh"
@@ -44,6 +48,8 @@ class Config:
         {"learning_rate": 0},
         {"learning_rate": np.float64(0.1)},
         {"learning_rate": jnp.float32(0.1)},
+        {"gamma": 0.0, "tau": 1.0, "target_entropy": -3.5},
+        {"gamma": 1, "tau": 1e-6, "adam_eps": 1e30},
         {"anneal": False},
         {"hidden_sizes": (8,)},
         {"hidden_sizes": ()},
@@ -54,7 +60,7 @@ class Config:
     ids=str,
 )
 def test_what_fits_is_accepted(change):
-    check_config(Config(**change))
+    validate(Config(**change))
 
 
 @pytest.mark.parametrize(
@@ -91,8 +97,33 @@ def test_what_fits_is_accepted(change):
 )
 def test_a_wrong_type_is_refused_with_the_name_of_the_field(field, value):
     with pytest.raises(ValueError, match=rf"^{field} must be ") as caught:
-        check_config(Config(**{field: value}))
+        validate(Config(**{field: value}))
     assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        *(("learning_rate", value, "at least 0") for value in (-1e-3, float("nan"), float("inf"), 1e39)),
+        *(("gamma", value, "between 0 and 1") for value in (1.5, -0.1, float("nan"), jnp.float32(1.5))),
+        *(("tau", value, "above 0 and at most 1") for value in (0, 2.0, -1.0)),
+        *(("adam_eps", value, "above 0") for value in (0.0, 1e-60, -1e-8, float("inf"))),
+        *(("target_entropy", value, "finite") for value in (float("nan"), float("-inf"))),
+    ],
+)
+def test_a_float_out_of_its_range_is_refused_with_the_range(field, value, allowed):
+    with pytest.raises(ValueError, match=rf"^{field} must be {allowed}, not ") as caught:
+        validate(Config(**{field: value}))
+    assert str(value) in str(caught.value)
+
+
+def test_floats_become_float32_like_those_that_are_swept():
+    """1 - 0.2 in double precision, rounded, is another float32 than the difference of the two as float32."""
+    config = validate(Config(learning_rate=0.2, gamma=jnp.float32(0.5)))
+    assert type(config.learning_rate) is np.float32
+    assert type(1 - config.learning_rate) is np.float32
+    assert isinstance(config.gamma, jax.Array)
+    assert validate(config) == config
 
 
 @given(
@@ -103,12 +134,12 @@ def test_a_wrong_type_is_refused_with_the_name_of_the_field(field, value):
 )
 def test_values_of_no_fitting_type_are_refused_whatever_they_are(field, value):
     with pytest.raises(ValueError, match=rf"^{field} must be "):
-        check_config(Config(**{field: value}))
+        validate(Config(**{field: value}))
 
 
 def test_a_float_may_be_a_tracer():
     def sweep(learning_rate):
-        check_config(Config(learning_rate=learning_rate))
+        validate(Config(learning_rate=learning_rate))
         return 2.0 * learning_rate
 
     rates = jnp.array([0.1, 0.2], jnp.float32)
@@ -133,7 +164,7 @@ def test_a_float_may_be_a_tracer():
 )
 def test_a_tracer_anywhere_else_is_refused_with_a_hint(field, value):
     def sweep(traced):
-        check_config(Config(**{field: traced}))
+        validate(Config(**{field: traced}))
         return traced
 
     with pytest.raises(ValueError, match=rf"^{field} must be .*only float fields may be swept"):
@@ -142,22 +173,23 @@ def test_a_tracer_anywhere_else_is_refused_with_a_hint(field, value):
 
 def test_a_tracer_inside_a_tuple_is_refused():
     with pytest.raises(ValueError, match=r"^hidden_sizes must be "):
-        jax.jit(lambda size: check_config(Config(hidden_sizes=(size,))))(64)
+        jax.jit(lambda size: validate(Config(hidden_sizes=(size,))))(64)
 
 
 @pytest.mark.parametrize("total_timesteps", [1, 19])
 def test_a_run_of_less_than_one_iteration_is_refused(total_timesteps):
     with pytest.raises(ValueError, match=rf"total_timesteps = {total_timesteps} .* 20 env steps"):
-        check_config(Config(total_timesteps=total_timesteps))
+        validate(Config(total_timesteps=total_timesteps))
 
 
-@pytest.mark.parametrize("total_timesteps", [2**31, 10**12])
-def test_a_run_that_int32_cannot_count_is_refused(total_timesteps):
-    with pytest.raises(ValueError, match=rf"total_timesteps = {total_timesteps} .*2\*\*31 - 1"):
-        check_config(Config(total_timesteps=total_timesteps))
+@pytest.mark.parametrize("field", ["total_timesteps", "num_envs"])
+@pytest.mark.parametrize("number", [2**31, 10**12])
+def test_what_int32_cannot_count_is_refused(field, number):
+    with pytest.raises(ValueError, match=rf"{field} = {number} .*2\*\*31 - 1"):
+        validate(Config(**{field: number}))
 
 
 @pytest.mark.parametrize("field", ["num_envs", "num_steps"])
 def test_an_iteration_of_no_steps_is_refused(field):
     with pytest.raises(ValueError, match=field):
-        check_config(Config(**{field: 0}))
+        validate(Config(**{field: 0}))
