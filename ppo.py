@@ -408,6 +408,6 @@ def make_train(config: Config) -> Callable[[jax.Array], tuple[State, dict[str, j
 
 
 if __name__ == "__main__":
-    from common.run import run
+    from common.runner.main import run
 
     run(__file__, Config, PRESETS, make)

@@ -40,14 +40,14 @@ def ours(script: str, lanes: int, settings: dict):
     import jax
     import numpy as np
 
-    from common.lanes import compile_init, compile_segment, make_lanes
+    from common.runner.devices import compile_init, compile_segment, make_placement
 
     module = importlib.import_module(script)
     settings = {name: tuple(x) if isinstance(x, list) else x for name, x in settings.items()}
     config = module.Config(**settings)
-    algorithm, spread = module.make(config), make_lanes(lanes, jax.local_device_count())
+    algorithm, spread = module.make(config), make_placement(lanes, jax.local_device_count())
     keys = spread.place(jax.vmap(jax.random.key)(np.arange(lanes, dtype=np.uint32)))
-    init = compile_init(lambda settings: algorithm, spread)
+    init = compile_init(lambda settings: algorithm, spread, {})
     segment = compile_segment(lambda settings: algorithm, spread, {}, init({}, keys), config.num_iterations)
 
     def run():

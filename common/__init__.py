@@ -1,15 +1,20 @@
-"""What the four scripts share: environments, statistics, checkpoints and the run loop.
+"""What a script imports: environments, replay, normalisation, initialisation and checks of its Config.
 
-Nothing here is part of an algorithm.
+`runner/` is what only the command line needs. Nothing here is part of an algorithm.
 """
 
 import os
+import sys
 
 import jax
 
-# One host device a core, so that the lanes of a run spread over all cores. JAX fixes the number when its backend
+NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+# One JAX device per CPU core, so that the lanes of a run spread over all cores. JAX fixes the number when its backend
 # starts. GPUs and TPUs are not affected.
-if "JAX_NUM_CPU_DEVICES" not in os.environ and not jax._src.xla_bridge.backends_are_initialized():
-    jax.config.update(
-        "jax_num_cpu_devices", len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    )
+if "JAX_NUM_CPU_DEVICES" not in os.environ:
+    if not jax._src.xla_bridge.backends_are_initialized():
+        jax.config.update("jax_num_cpu_devices", NUM_CORES)
+    elif jax.default_backend() == "cpu" and jax.device_count() < NUM_CORES:
+        used = f"JAX started before `common` was imported and uses {jax.device_count()} of {NUM_CORES} CPU cores"
+        print(f"warning: {used}; import `common` before gymnax, which starts JAX", file=sys.stderr)

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import importlib
 import io
-import json
 import logging
 import os
 import signal
@@ -23,8 +22,10 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from common import checkpoint
-from common.run import run
+from common.runner import checkpoint
+from common.runner import folder as run_folder
+from common.runner.main import run
+from common.runner.record import read_config
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ["ppo", "dqn", "sac", "td3"]
@@ -152,7 +153,7 @@ class Process:
 
     def wait_for_checkpoint(self, directory: Path, iteration: int) -> None:
         """Wait until the folder of a run has a whole checkpoint of this iteration or of a later one."""
-        self.wait_until(lambda: max(saved_iterations(directory), default=-1) >= iteration)
+        self.wait_until(lambda: saved_iteration(directory) >= iteration)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal."""
@@ -175,10 +176,9 @@ class Process:
         self.process.wait()
 
 
-def saved_iterations(directory: Path) -> list[int]:
-    """Iterations of the whole checkpoints in the folder of a run."""
-    folder = directory / "checkpoint"
-    return [int(path.name) for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
+def saved_iteration(directory: Path) -> int:
+    """Iteration of the checkpoint in the folder of a run, 0 without one."""
+    return checkpoint.read_iteration(directory / run_folder.CHECKPOINT) or 0
 
 
 def path_of(script: str) -> str:
@@ -209,7 +209,7 @@ def capture(main, *argv: str) -> Result:
             contextlib.redirect_stdout(stdout),
             contextlib.redirect_stderr(stderr),
             warnings.catch_warnings(),
-            jax.numpy_rank_promotion("allow"),  # as it is where no test has set it
+            rank_promotion("allow"),  # as it is where no test has set it
         ):
             warnings.showwarning = lambda *args, **_: stderr.write(warnings.formatwarning(*args[:4]))
             warnings.simplefilter("ignore")
@@ -225,6 +225,17 @@ def capture(main, *argv: str) -> Result:
     finally:
         logging.getLogger().removeHandler(log)
     return Result(status, stdout.getvalue(), stderr.getvalue())
+
+
+@contextlib.contextmanager
+def rank_promotion(mode: str):
+    """Set the mode in every thread; that of jax.numpy_rank_promotion holds in one."""
+    before = jax.config.jax_numpy_rank_promotion
+    jax.config.update("jax_numpy_rank_promotion", mode)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_numpy_rank_promotion", before)
 
 
 @contextlib.contextmanager
@@ -251,14 +262,13 @@ _LEAST_TIME = "jax_persistent_cache_min_compile_time_secs"
 
 def saved_state(directory: Path) -> tuple[int, dict[str, np.ndarray]]:
     """The iteration of a run's checkpoint, and each leaf of the State of all its lanes by its name."""
-    record = json.loads((directory / "config.json").read_text())
-    module = importlib.import_module(record["algorithm"])
-    algorithm = module.make(checkpoint.read_config(module.Config, record))
-    keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((record["parts"][-1][-1],), "uint32"))
-    iteration = checkpoint.latest_iteration(directory / "checkpoint")
+    record = run_folder.read_record(directory)
+    module = importlib.import_module(record.algorithm)
+    algorithm = module.make(read_config(module.Config, record))
+    keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((record.parts[-1].stop,), "uint32"))
     abstract_state = jax.eval_shape(jax.vmap(algorithm.init), keys)
-    state = checkpoint.restore(directory / "checkpoint", iteration, abstract_state)
-    return iteration, named_leaves(state)
+    path = directory / run_folder.CHECKPOINT
+    return checkpoint.read_iteration(path), named_leaves(checkpoint.restore(path, abstract_state))
 
 
 def named_leaves(state) -> dict[str, np.ndarray]:

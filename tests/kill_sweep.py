@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 import numpy as np  # noqa: E402
-from helpers import ENVS, ITERATIONS, Process, execute, flags, path_of, run_differences, small_run  # noqa: E402
+from helpers import ENVS, Process, execute, flags, path_of, run_differences, saved_iteration, small_run  # noqa: E402
 
 # The host saves after every iteration, so that most kills hit a save.
-OFTEN = flags(num_segments=ITERATIONS, checkpoint_every=0.0)
+OFTEN = flags(checkpoint_every=0.0)
 
 # What a run says before it compiles and before it trains; one kill in four may fall between them.
 EVENTS = ("of state", "compiled in")
@@ -53,11 +53,10 @@ def main(number: int = 20, script: str = "ppo", seed: int = 0) -> int:
             time.sleep(moment)
             process.send(signal.SIGKILL)
             status = process.finish().status
-        left = sorted(path.name for path in (directory / "checkpoint").glob("*")) or ["no checkpoint"]
+        left = [f"a checkpoint of iteration {saved_iteration(directory)}"]
         aside = [path.name for path in directory.glob(".*")]
-        begun = (directory / "config.json").exists()
-        again = [path_of(script), "--resume", str(directory), *OFTEN] if begun else arguments(name)
-        result = execute(*again, *flags(eval_episodes=2), cwd=folder, **environment)
+        # Options that are not the defaults come from the record.
+        result = execute(path_of(script), "--resume", str(directory), cwd=folder, **environment)
         different = [result.stderr] if result.status else run_differences(directory, reference)
         if not different and (directory / "summary.json").read_bytes() != (reference / "summary.json").read_bytes():
             different = ["summary.json"]

@@ -8,7 +8,8 @@ import sys
 import pytest
 from helpers import ENVS, SCRIPTS, capture
 
-from common.cli import Options, parse
+from common.runner.cli import parse
+from common.runner.options import Options
 
 
 @pytest.fixture(params=SCRIPTS)
@@ -64,11 +65,11 @@ def fields(script):
 
 def test_help_shows_two_groups(script):
     text = help_of(script)
-    run, algorithm = text.index("run options"), text.index(f"{script} options")
-    assert "What a run does besides training." in text[run:algorithm]
-    assert f"{script.upper()} itself." in text[algorithm:]
-    assert flag_helps(text[run:algorithm]).keys() == dataclasses.asdict(Options()).keys()
-    assert flag_helps(text[algorithm:]).keys() == dataclasses.asdict(importlib.import_module(script).Config()).keys()
+    algorithm, run = text.index(f"{script} options"), text.index("run options")
+    assert f"Settings of {script.upper()}." in text[algorithm:run]
+    assert "What a run does besides training." in text[run:]
+    assert flag_helps(text[algorithm:run]).keys() == dataclasses.asdict(importlib.import_module(script).Config()).keys()
+    assert flag_helps(text[run:]).keys() == dataclasses.asdict(Options()).keys()
 
 
 def test_every_flag_has_a_line_of_help(script):

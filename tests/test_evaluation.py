@@ -11,7 +11,7 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 from common.environment import make_env
-from common.evaluation import UNLIMITED, evaluate
+from common.runner.evaluation import DEFAULT_MAX_STEPS, evaluate
 
 LIMIT = 5
 CONSTANT_LENGTHS = {"Short": 2, "Truncated": 9, "Both": LIMIT}
@@ -70,7 +70,7 @@ FACTORIES = {
     "Probe-Lengths": lambda: Lengths([1, 2, 3, 9]),
     "Probe-Lengths-Without-Limit": lambda: Lengths([1, 2, 7], limit=100, named_limit=None),
     "Probe-Lengths-Before-Limit": lambda: Lengths([1, 9], named_limit=100),
-    "Probe-Lengths-Endless": lambda: Lengths([2 * UNLIMITED], limit=2 * UNLIMITED, named_limit=None),
+    "Probe-Lengths-Endless": lambda: Lengths([2 * DEFAULT_MAX_STEPS], limit=2 * DEFAULT_MAX_STEPS, named_limit=None),
     **{f"Probe-Lengths-{name}": functools.partial(Lengths, [length]) for name, length in CONSTANT_LENGTHS.items()},
 }
 for name, factory in FACTORIES.items():
@@ -139,8 +139,10 @@ def test_an_episode_may_be_truncated_before_the_limit_that_the_environment_names
 
 
 def test_an_evaluation_that_never_ends_is_cut():
-    _, lengths = episodes_of("Probe-Lengths-Endless", num_episodes=1)
-    np.testing.assert_array_equal(lengths, [UNLIMITED])
+    episodes = evaluator("Probe-Lengths-Endless", right_action, 1)(jax.random.key(0))
+    np.testing.assert_array_equal(episodes["episode_length"], [DEFAULT_MAX_STEPS])
+    assert episodes["is_cut"].tolist() == [True]
+    assert not evaluator("Probe-Lengths", right_action, 2000)(jax.random.key(0))["is_cut"].any()
 
 
 def test_each_step_has_randomness_of_its_own():

@@ -21,11 +21,12 @@ from helpers import (
     small_run,
 )
 
-import common.lanes
-import common.plan
-import common.setup
-from common.checkpoint import load
-from common.lanes import compile_init, compile_segment, make_lanes
+import common.runner.devices
+import common.runner.memory
+import common.runner.prepare
+import common.runner.programs
+from common.runner.devices import compile_init, compile_segment, make_placement
+from common.runner.load import load
 
 SAME = ("runs", "ppo", "CartPole-v1")
 
@@ -63,13 +64,13 @@ def test_lanes_on_several_devices_have_nothing_to_say_to_each_other(script):
         pytest.skip("one device has nobody to talk to")
     algorithm = importlib.import_module(script).make(small_config(script))
     make = lambda settings: algorithm  # noqa: E731
-    lanes = make_lanes(3, 2)
+    lanes = make_placement(3, 2)
     assert (lanes.num_lanes, lanes.num_padded, lanes.sharding.num_devices) == (3, 4, 2)
     keys = lanes.place(jax.vmap(jax.random.key)(np.arange(3)))
-    init = compile_init(make, lanes)
     with jax.numpy_rank_promotion("allow"):  # distrax needs it
+        init = compile_init(make, lanes, {})
         state = init({}, keys)
-        programs = init.lower({}, keys).compile(), compile_segment(make, lanes, {}, state, capacity=2)
+        programs = init, compile_segment(make, lanes, {}, state, capacity=2)
     assert {x.sharding.num_devices for x in jax.tree.leaves(state)} == {2}
     assert [collectives(program) for program in programs] == [[], []]
     talks = jax.jit(lambda x: x - x.mean()).lower(lanes.place(np.arange(4.0, dtype=np.float32))).compile()
@@ -93,11 +94,11 @@ class Counter:
 @pytest.mark.parametrize("num_lanes", [1, 2, 8, 9, 16, 17, 33, 64])
 def test_every_lane_has_its_own_setting_state_and_records(num_lanes, num_devices):
     """However many lanes are trained together, and whatever is padded."""
-    lanes = make_lanes(num_lanes, num_devices)
+    lanes = make_placement(num_lanes, num_devices)
     assert num_lanes <= lanes.num_padded < num_lanes + lanes.num_groups * lanes.sharding.num_devices
     amount = np.arange(1, num_lanes + 1, dtype=np.float32)
     settings, keys = lanes.place(({"amount": amount}, jax.vmap(jax.random.key)(np.arange(num_lanes))))
-    state = compile_init(Counter, lanes)(settings, keys)
+    state = compile_init(Counter, lanes, settings)(settings, keys)
     start, before = np.asarray(state["sum"])[:num_lanes], jax.random.key_data(keys)
     segment = compile_segment(Counter, lanes, settings, state, capacity=4)
     state, records = segment(settings, state, np.int32(5), np.int32(8))
@@ -109,8 +110,8 @@ def test_every_lane_has_its_own_setting_state_and_records(num_lanes, num_devices
 
 def test_lanes_with_large_states_are_trained_together(monkeypatch):
     """Their states are not worth copying, and the padding of the groups stays."""
-    assert make_lanes(17, 1).num_groups == 3
-    monkeypatch.setattr(common.lanes, "COPIED_BYTES", 0)
+    assert make_placement(17, 1).num_groups == 3
+    monkeypatch.setattr(common.runner.devices, "COPIED_BYTES", 0)
     test_every_lane_has_its_own_setting_state_and_records(17, 1)
 
 
@@ -152,10 +153,10 @@ def test_batches_are_the_same_as_all_lanes_at_once(script):
 
 def test_batches_are_resumed_where_they_stopped(monkeypatch, folder):
     # Four lanes in batches of three at most are two batches of two.
-    arguments = small_run("ppo", num_seeds=4, eval_episodes=0, num_segments=40)
+    arguments = small_run("ppo", num_seeds=4, eval_episodes=0)
     assert call("ppo", *arguments, "--name", "whole", "--lanes-per-batch", "3").status == 0
 
-    compiled, calls = common.plan.compile_segment, []
+    compiled, calls = common.runner.programs.compile_segment, []
 
     def compile_segment(*args):
         segment = compiled(*args)
@@ -169,13 +170,13 @@ def test_batches_are_resumed_where_they_stopped(monkeypatch, folder):
         watched.memory_analysis = segment.memory_analysis
         return watched
 
-    monkeypatch.setattr(common.plan, "compile_segment", compile_segment)
+    monkeypatch.setattr(common.runner.programs, "compile_segment", compile_segment)
     result = call("ppo", *arguments, "--name", "stopped", "--lanes-per-batch", "3")
     assert result.status == 128 + signal.SIGTERM
     assert len(calls) == 50
     directory = Path(*SAME, "stopped")
     assert f"--resume {directory}\n" in result.stderr
-    result = call("ppo", "--resume", str(directory), *flags(eval_episodes=0, num_segments=40))
+    result = call("ppo", "--resume", str(directory), *flags(eval_episodes=0))
     assert result.status == 0, result
     assert len(calls) == 80
     a, b = (saved_metrics(Path(*SAME, name)) for name in ("whole", "stopped"))
@@ -188,21 +189,21 @@ def test_auto_divides_what_does_not_fit(monkeypatch):
     result = call("ppo", *arguments, "--name", "whole")
     assert result.stdout.count("compiled in") == 1
     program = compile_small(4)
-    monkeypatch.setattr(common.plan, "available_bytes", lambda num_devices: int(0.8 * program))
+    monkeypatch.setattr(common.runner.programs, "available_bytes", lambda num_devices: int(0.8 * program))
     result = call("ppo", *arguments, "--name", "small")
     assert result.status == 0, result
     assert "\nlanes 0 to 1 of 4\n" in result.stdout
     assert_same_beginning(*(saved_metrics(Path(*SAME, name)) for name in ("whole", "small")))
 
-    monkeypatch.setattr(common.plan, "available_bytes", lambda num_devices: int(0.9 * compile_small(1)))
+    monkeypatch.setattr(common.runner.programs, "available_bytes", lambda num_devices: int(0.9 * compile_small(1)))
     result = call("ppo", *arguments, "--name", "one")
     assert result.status == 2
     assert result.stderr == "error: one lane takes 1.11 times the memory; lower --num-envs (or --buffer-size)\n"
 
-    monkeypatch.setattr(common.setup, "available_bytes", lambda num_devices: 100)
+    monkeypatch.setattr(common.runner.prepare, "available_bytes", lambda num_devices: 100)
     result = call("ppo", *arguments, "--name", "tiny")
     assert result.status == 2
-    assert re.search(r"the state of 1 lane takes [\d,]+ bytes and the memory is 100; lower --num-envs", result.stderr)
+    assert re.search(r"the state of 1 lane takes [\d.]+ KiB and the memory is 100 B; lower --num-envs", result.stderr)
     result = call("ppo", *arguments, "--name", "tiny", "--lanes-per-batch", "3")
     assert re.search(r"the state of 3 lanes takes .*; lower --lanes-per-batch", result.stderr)
 
@@ -211,11 +212,11 @@ def compile_small(num_lanes):
     """Bytes that the program of a small run takes."""
     import ppo
 
-    algorithm, lanes = ppo.make(small_config("ppo")), make_lanes(num_lanes, 1)
+    algorithm, lanes = ppo.make(small_config("ppo")), make_placement(num_lanes, 1)
     keys = lanes.place(jax.vmap(jax.random.key)(np.arange(num_lanes)))
     with jax.numpy_rank_promotion("allow"):
-        state = compile_init(lambda _: algorithm, lanes)({}, keys)
-        return common.plan.device_bytes(compile_segment(lambda _: algorithm, lanes, {}, state, capacity=40))
+        state = compile_init(lambda _: algorithm, lanes, {})({}, keys)
+        return common.runner.memory.program_bytes(compile_segment(lambda _: algorithm, lanes, {}, state, capacity=40))
 
 
 def test_memory_that_runs_out_names_the_flag(monkeypatch):
@@ -226,8 +227,8 @@ def test_memory_that_runs_out_names_the_flag(monkeypatch):
         segment.memory_analysis = compiled(*args).memory_analysis
         return segment
 
-    compiled = common.plan.compile_segment
-    monkeypatch.setattr(common.plan, "compile_segment", compile_segment)
+    compiled = common.runner.programs.compile_segment
+    monkeypatch.setattr(common.runner.programs, "compile_segment", compile_segment)
     result = call("ppo", *small_run("ppo", num_seeds=3))
     assert result.status == 1
     assert result.stderr == (
@@ -240,8 +241,8 @@ def test_memory_that_runs_out_names_the_flag(monkeypatch):
 # Patience that suits a test; otherwise what `python ppo.py` does.
 IMPATIENT = """
 import sys, runpy
-import common.hosts
-common.hosts.PATIENCE, common.hosts.HEARTBEAT = {patience}, 10
+import common.runner.hosts
+common.runner.hosts.PATIENCE, common.runner.hosts.HEARTBEAT = {patience}, 10
 sys.argv[0] = {path!r}
 runpy.run_path({path!r}, run_name="__main__")
 """
@@ -275,7 +276,7 @@ def test_two_processes_are_the_same_as_one(folder):
     one, two = (Path(*SAME, name) for name in ("one", "two"))
     assert_same_beginning(saved_metrics(one), saved_metrics(two))
     names = {path.name for path in two.iterdir()}
-    assert names == {"config.json", "curve.csv", "curve.png", "metrics.npz", "parts", "summary.json"}
+    assert names == {"config.json", "curve.csv", "curve.png", "metrics.npz", "metrics.png", "parts", "summary.json"}
 
     # Any number of processes may go on with it.
     result = call("ppo", "--resume", str(two))
@@ -284,7 +285,7 @@ def test_two_processes_are_the_same_as_one(folder):
 
 
 def test_a_process_that_dies_leaves_the_others_at_work(folder):
-    arguments = small_run("ppo", 800, num_seeds=4, name="two", num_segments=40, checkpoint_every=0.0)
+    arguments = small_run("ppo", 800, num_seeds=4, name="two", checkpoint_every=0.0)
     processes = [Process(*impatient(300), *arguments, *process, cwd=folder) for process in together(2)]
     with processes[0] as first, processes[1] as second:
         second.wait_for_checkpoint(Path(*SAME, "two", "parts", "lanes-2-to-3"), 20)

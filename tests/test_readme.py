@@ -7,8 +7,8 @@ import shlex
 import pytest
 from helpers import ROOT, call, capture, shared_compilations, small_run
 
-from common import render
-from common.cli import parse
+from common.runner import render
+from common.runner.cli import parse
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)

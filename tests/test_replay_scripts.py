@@ -13,7 +13,7 @@ from scipy import stats
 import dqn
 import sac
 import td3
-from common.lanes import compile_init, compile_segment, make_lanes
+from common.runner.devices import compile_init, compile_segment, make_placement
 
 SMALL = {
     "learning_starts": 24,
@@ -167,13 +167,13 @@ def test_the_loop_works_on_the_buffer_in_place(script, num_envs, num_seeds):
     One environment with an update after each step is the hard case: loops of one turn are no loops to the compiler.
     """
     module, memory = importlib.import_module(script), {}
-    lanes = make_lanes(num_seeds, 99)
+    lanes = make_placement(num_seeds, 99)
     for buffer_size in (PRIME, 1_000):
         config = replace(CONFIGS[script], num_envs=num_envs, buffer_size=buffer_size)
         algorithm = module.make(config)
         keys = lanes.place(jax.vmap(jax.random.key)(jnp.arange(num_seeds)))
         make = lambda settings, algorithm=algorithm: algorithm  # noqa: E731
-        program = compile_segment(make, lanes, {}, compile_init(make, lanes)({}, keys), capacity=2)
+        program = compile_segment(make, lanes, {}, compile_init(make, lanes, {})({}, keys), capacity=2)
         memory[buffer_size] = program.memory_analysis().temp_size_in_bytes
         if buffer_size == PRIME:
             copies = [line for line in program.as_text().splitlines() if re.search(rf"= \S*{PRIME}\S* copy\(", line)]

@@ -29,7 +29,7 @@ from helpers import (
     flags,
     path_of,
     run_differences,
-    saved_iterations,
+    saved_iteration,
     saved_metrics,
     saved_state,
     small_config,
@@ -37,25 +37,39 @@ from helpers import (
 )
 from matplotlib import image
 
-import common.plan
-import common.run
-import common.setup
-from common import checkpoint, files
-from common.lanes import compile_init, make_lanes
+import common.runner.evaluation
+import common.runner.folder
+import common.runner.main
+import common.runner.prepare
+import common.runner.programs
+import common.runner.report
+import common.runner.training
+from common.runner import checkpoint
+from common.runner import folder as run_folder
+from common.runner.devices import compile_init, make_placement
 
-FILES = {"config.json", "metrics.npz", "curve.csv", "curve.png", "summary.json", "checkpoint"}
+FILES = {
+    "config.json",
+    "metrics.npz",
+    "curve.csv",
+    "curve.png",
+    "metrics.png",
+    "summary.json",
+    "checkpoint.safetensors",
+}
 # The host looks after every iteration, and saves after every one.
-OFTEN = flags(num_segments=ITERATIONS, checkpoint_every=0.0)
+OFTEN = flags(checkpoint_every=0.0)
 CASES = [(script, env) for script in SCRIPTS for env in ENVS[script]]
-# What the run loop does whatever it runs is looked at with one script of each kind.
-few = pytest.mark.parametrize("script", ["ppo", "dqn"], indirect=True, scope="module")
+# What the runner decides alone is tested with one script.
+one = pytest.mark.parametrize("script", ["ppo"], indirect=True, scope="module")
 
 
 pytestmark = pytest.mark.usefixtures("compilations", "folder")
 
 
-@pytest.fixture(scope="module", params=SCRIPTS)
+@pytest.fixture(scope="module", params=["ppo", "dqn"])
 def script(request):
+    """A script of each kind."""
     return request.param
 
 
@@ -63,7 +77,7 @@ def script(request):
 def undisturbed(script, compilations, tmp_path_factory):
     """What a run says that nothing disturbed, its flags, and its folder."""
     cwd = tmp_path_factory.mktemp(script)
-    arguments = small_run(script, name="undisturbed", num_segments=ITERATIONS)
+    arguments = small_run(script, name="undisturbed")
     result = execute(path_of(script), *arguments, cwd=cwd)
     assert result.status == 0, result
     return result, arguments, cwd / "runs" / script / ENVS[script][0] / "undisturbed"
@@ -107,7 +121,7 @@ def test_a_run_says_what_it_does(script, undisturbed):
     total = f"{small_config(script).total_timesteps:,}"
     expected = [
         rf"{script} on {ENVS[script][0]}, seeds 0 to 1, \d+ x .+",
-        rf"{total} env steps per seed in {ITERATIONS} iterations; [\d.]+ [KM]?i?B of state a lane, "
+        rf"{total} env steps per seed in {ITERATIONS} iterations; [\d.]+ [KM]?i?B of state per lane, "
         r"at most [\d,]+ fit in [\d.]+ [GT]iB of memory",
         r"compiled in [\d.]+ s, [\d.]+ [KM]?i?B on each device",
         rf" +[\d,]+ / {total} steps  [\d,]+ steps/s  return -?(\d+\.\d|nan)  \d+ s left",
@@ -122,6 +136,7 @@ def test_a_run_says_what_it_does(script, undisturbed):
         assert any(re.fullmatch(pattern, line) for line in lines), f"{pattern} is missing in\n{result.stdout}"
 
 
+@one
 def test_output_into_a_pipe_has_no_control_characters(undisturbed):
     result, _, _ = undisturbed
     assert not re.findall(r"[^\n -~]", result.stdout)
@@ -130,7 +145,6 @@ def test_output_into_a_pipe_has_no_control_characters(undisturbed):
 def test_a_run_leaves_its_files_and_nothing_else(undisturbed):
     directory = undisturbed[2]
     assert {path.name for path in directory.iterdir()} == FILES
-    assert [path.name for path in (directory / "checkpoint").iterdir()] == [str(ITERATIONS)]
     assert saved_state(directory)[0] == ITERATIONS
 
 
@@ -140,9 +154,9 @@ def test_config_json_holds_all_that_is_needed_to_run_it_again(script, undisturbe
     config = dataclasses.asdict(small_config(script))
     assert record["config"] == json.loads(json.dumps(config))
     assert (record["algorithm"], record["script"]) == (script, path_of(script))
-    assert (record["seed"], record["num_seeds"]) == (0, 2)
+    assert (record["options"]["seed"], record["options"]["num_seeds"]) == (0, 2)
     assert shlex.split(record["command"]) == ["python", path_of(script), *arguments]
-    for package in ("jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "orbax-checkpoint", "numpy"):
+    for package in ("jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "safetensors", "numpy"):
         assert record["packages"][package] == version(package)
     assert re.fullmatch(r"\d+ x .+", record["device"])
     assert record["python"] == "{}.{}.{}".format(*sys.version_info)
@@ -198,8 +212,9 @@ def test_summary_json_agrees_with_the_table(script, undisturbed):
     )
 
 
+@one
 def test_without_evaluation_there_is_no_table_but_all_files(script):
-    result = call(script, *small_run(script, name="quick", eval_episodes=0, num_segments=ITERATIONS))
+    result = call(script, *small_run(script, name="quick", eval_episodes=0))
     assert_finished(result)
     assert "evaluation" not in result.stdout
     assert {path.name for path in directory_of(script, "quick").iterdir()} == FILES
@@ -216,7 +231,7 @@ def test_many_lanes_begin(folder):
 
 
 @pytest.mark.parametrize(("script", "env"), CASES)
-def test_any_number_of_segments_gives_the_same_numbers(script, env, monkeypatch):
+def test_segments_of_any_length_give_the_same_numbers(script, env, monkeypatch):
     lengths = []
 
     def compile_segment(*args):
@@ -229,18 +244,21 @@ def test_any_number_of_segments_gives_the_same_numbers(script, env, monkeypatch)
         watched.memory_analysis = segment.memory_analysis
         return watched
 
-    compiled = common.plan.compile_segment
-    monkeypatch.setattr(common.plan, "compile_segment", compile_segment)
-    directories = {}
-    for num_segments, expected in ((1, [40]), (7, [6] * 6 + [4]), (ITERATIONS, [1] * 40), (0, None)):
+    compiled = common.runner.programs.compile_segment
+    monkeypatch.setattr(common.runner.programs, "compile_segment", compile_segment)
+    directories = []
+    for seconds, expected in ((1e9, [1, ITERATIONS - 1]), (0.01, None), (0.0, [1] * ITERATIONS)):
         lengths.clear()
-        out = f"segments-{num_segments}"
-        assert_finished(call(script, *small_run(script, env=env, num_segments=num_segments, out=out, eval_episodes=0)))
+        out = f"segments-{seconds}"
+        monkeypatch.setattr(common.runner.training, "SECONDS_PER_SEGMENT", seconds)
+        arguments = small_run(script, env=env, out=out, eval_episodes=0, checkpoint_every=1e9)
+        assert_finished(call(script, *arguments))
         assert lengths == expected or (expected is None and sum(lengths) == ITERATIONS), lengths
-        (directories[num_segments],) = Path(out, script, env).iterdir()
-        assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", directories[num_segments].name), "the default name"
-    for num_segments in (7, ITERATIONS, 0):
-        assert run_differences(directories[1], directories[num_segments]) == [], f"1 and {num_segments} segments"
+        (directory,) = Path(out, script, env).iterdir()
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", directory.name), "the default name"
+        directories.append(directory)
+    for directory in directories[1:]:
+        assert run_differences(directories[0], directory) == []
 
 
 # -- Kills -------------------------------------------------------------------------------------------------------------
@@ -260,14 +278,29 @@ def test_a_run_killed_again_and_again_ends_as_if_nothing_had_happened(script, un
             time.sleep(moments.uniform(0, 0.05))
             process.send(signal.SIGKILL)
             assert process.finish().status == -signal.SIGKILL, "it ended before it could be killed"
-        assert iteration <= max(saved_iterations(directory), default=0) < ITERATIONS
+        assert iteration <= saved_iteration(directory) < ITERATIONS
         arguments = ["--resume", str(directory)]
-    result = call(script, *arguments, *flags(eval_episodes=2, num_segments=ITERATIONS))
+    result = call(script, *arguments, *flags(eval_episodes=2))
     assert_finished(result)
     assert f"resumed {directory} at " in result.stdout
-    assert [path.name for path in (directory / "checkpoint").iterdir()] == [str(ITERATIONS)], "litter is left"
+    assert {path.name for path in directory.iterdir()} == FILES, "litter is left"
     assert run_differences(directory, reference) == []
     assert (directory / "summary.json").read_bytes() == (reference / "summary.json").read_bytes()
+
+
+@pytest.mark.parametrize("function", ["write_record", "print_header", "plan"])
+def test_the_record_is_there_before_the_run_says_that_it_begins(function, monkeypatch, capfd):
+    """A run that is killed after its header can be resumed."""
+
+    def dies(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(common.runner.main, function, dies)
+    result = call("ppo", *small_run("ppo", name="killed"))
+    assert result.status != 0
+    directory = directory_of("ppo", "killed")
+    assert (directory / "config.json").exists() == (function != "write_record")
+    assert (result.stdout != "") == (function == "plan")
 
 
 # -- Resuming ----------------------------------------------------------------------------------------------------------
@@ -282,13 +315,13 @@ UNSCHEDULED = {
 
 
 def test_a_finished_run_can_be_lengthened(script):
-    changes = {**UNSCHEDULED[script], "num_segments": 12, "eval_episodes": 0}
+    changes = {**UNSCHEDULED[script], "eval_episodes": 0}
     assert_finished(call(script, *small_run(script, 12, name="long", **changes)))
-    assert_finished(call(script, *small_run(script, 6, name="short", **{**changes, "num_segments": 6})))
+    assert_finished(call(script, *small_run(script, 6, name="short", **changes)))
     long, short = directory_of(script, "long"), directory_of(script, "short")
     assert (saved_state(short)[0], saved_state(long)[0]) == (6, 12)
     total = small_config(script, 12).total_timesteps
-    result = call(script, "--resume", str(short), *flags(total_timesteps=total, num_segments=12, eval_episodes=0))
+    result = call(script, "--resume", str(short), *flags(total_timesteps=total, eval_episodes=0))
     assert_finished(result)
     assert run_differences(short, long) == []
     assert (short / "summary.json").read_bytes() == (long / "summary.json").read_bytes()
@@ -296,7 +329,7 @@ def test_a_finished_run_can_be_lengthened(script):
 
 
 def test_resuming_a_finished_run_evaluates_again_and_changes_nothing(script, undisturbed, finished):
-    unchanged = {"metrics.npz", "curve.csv", "summary.json", "checkpoint"}
+    unchanged = FILES - {"config.json", "curve.png", "metrics.png"}
     before = contents(finished)
     (finished / "summary.json").unlink()
     result = call(script, "--resume", str(finished), *flags(eval_episodes=2))
@@ -314,12 +347,14 @@ def test_resuming_a_finished_run_evaluates_again_and_changes_nothing(script, und
 
 def test_a_run_begins_with_the_types_with_which_it_is_resumed(script):
     """Otherwise the resumed program is another one, which has to be compiled and may round differently."""
-    algorithm, lanes = importlib.import_module(script).make(small_config(script)), make_lanes(2, 99)
-    state = compile_init(lambda settings: algorithm, lanes)({}, lanes.place(jax.vmap(jax.random.key)(np.arange(2))))
+    algorithm, lanes = importlib.import_module(script).make(small_config(script)), make_placement(2, 99)
+    init = compile_init(lambda settings: algorithm, lanes, {})
+    state = init({}, lanes.place(jax.vmap(jax.random.key)(np.arange(2))))
     leaves = jax.tree_util.tree_leaves_with_path(state)
     assert [jax.tree_util.keystr(path) for path, x in leaves if getattr(x, "weak_type", False)] == []
 
 
+@one
 def test_settings_may_be_repeated_when_resuming(script, undisturbed, finished):
     arguments = undisturbed[1]
     assert_finished(call(script, *arguments, "--resume", str(finished)))
@@ -330,7 +365,6 @@ def test_settings_may_be_repeated_when_resuming(script, undisturbed, finished):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@few
 def test_a_signal_ends_a_run_after_its_segment_with_all_results_so_far(script, undisturbed, monkeypatch, number):
     def append_metrics(metrics, records):
         metrics = append(metrics, records)
@@ -338,10 +372,10 @@ def test_a_signal_ends_a_run_after_its_segment_with_all_results_so_far(script, u
             signal.raise_signal(number)
         return metrics
 
-    append = files.append_metrics
-    monkeypatch.setattr(files, "append_metrics", append_metrics)
+    append = common.runner.training.append_metrics
+    monkeypatch.setattr(common.runner.training, "append_metrics", append_metrics)
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    result = call(script, *small_run(script, name="stopped", num_segments=ITERATIONS))
+    result = call(script, *small_run(script, name="stopped"), *OFTEN)
     directory = directory_of(script, "stopped")
     assert result.status == 128 + number, result
     assert "Traceback" not in result.stderr
@@ -356,12 +390,36 @@ def test_a_signal_ends_a_run_after_its_segment_with_all_results_so_far(script, u
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["env_steps"] == small_config(script).env_steps(5)
 
-    monkeypatch.setattr(files, "append_metrics", append)
-    assert_finished(call(script, "--resume", str(directory), *flags(eval_episodes=2, num_segments=ITERATIONS)))
+    monkeypatch.setattr(common.runner.training, "append_metrics", append)
+    assert_finished(call(script, "--resume", str(directory), *flags(eval_episodes=2)))
     assert run_differences(directory, undisturbed[2]) == []
 
 
-@few
+OPTIONS = {"eval_episodes": 3, "checkpoint_every": 0.0, "checkpoint_buffer": False, "devices": 1}
+
+
+def test_a_resumed_run_uses_the_options_that_it_was_started_with(monkeypatch):
+    used = {}
+
+    def train(run, part, progress):
+        used.update({name: getattr(run.experiment.options, name) for name in OPTIONS})
+        return trained(run, part, progress)
+
+    trained = common.runner.training.Run.train
+    assert_finished(call("ppo", *small_run("ppo", name="begun", **OPTIONS)))
+    monkeypatch.setattr(common.runner.training.Run, "train", train)
+    directory = directory_of("ppo", "begun")
+    result = call("ppo", "--resume", str(directory))
+    assert_finished(result)
+    assert used == OPTIONS
+    assert "greedy evaluation of 2 seeds, 3 whole episodes each" in result.stdout
+    result = call("ppo", "--resume", str(directory), *flags(eval_episodes=4, devices=2))
+    assert_finished(result)
+    assert used == {**OPTIONS, "eval_episodes": 4, "devices": 2}
+    assert "greedy evaluation of 2 seeds, 4 whole episodes each" in result.stdout
+    assert "3 whole" not in call("ppo", "--resume", str(directory)).stdout, "what was overridden is recorded"
+
+
 def test_a_signal_from_outside(script, folder):
     directory = folder / directory_of(script, "stopped")
     with Process(path_of(script), *small_run(script, name="stopped"), *OFTEN, cwd=folder) as process:
@@ -377,9 +435,10 @@ def test_a_signal_from_outside(script, folder):
     assert {path.name for path in directory.iterdir()} == FILES
 
 
-@few
+@one
 def test_a_second_ctrl_c_quits_at_once_also_inside_of_a_long_segment(script, folder):
-    arguments = small_run(script, 200_000, num_segments=1, hidden_sizes=(64, 64), name="long")
+    endless = {"ppo": {"num_epochs": 1_000_000}, "dqn": {"steps_per_iteration": 16_000_000}}[script]
+    arguments = small_run(script, 2, hidden_sizes=(64, 64), name="long", **endless)
     with Process(path_of(script), *arguments, cwd=folder) as process:
         process.wait_for_text("compiled in")
         time.sleep(0.5)  # now it is inside of its segment of minutes
@@ -397,22 +456,22 @@ def test_a_second_ctrl_c_quits_at_once_also_inside_of_a_long_segment(script, fol
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@few
+@one
 def test_a_signal_during_compilation(script, undisturbed, monkeypatch, number):
     def compile_segment(*args):
         signal.raise_signal(number)
         return compiled(*args)
 
-    compiled = common.plan.compile_segment
-    monkeypatch.setattr(common.plan, "compile_segment", compile_segment)
-    result = call(script, *small_run(script, name="early", num_segments=ITERATIONS))
+    compiled = common.runner.programs.compile_segment
+    monkeypatch.setattr(common.runner.programs, "compile_segment", compile_segment)
+    result = call(script, *small_run(script, name="early"))
     directory = directory_of(script, "early")
     assert result.status == 128 + number, result
     assert "Traceback" not in result.stderr
     assert f"--resume {directory}\n" in result.stderr
 
-    monkeypatch.setattr(common.plan, "compile_segment", compiled)
-    assert_finished(call(script, "--resume", str(directory), *flags(eval_episodes=2, num_segments=ITERATIONS)))
+    monkeypatch.setattr(common.runner.programs, "compile_segment", compiled)
+    assert_finished(call(script, "--resume", str(directory), *flags(eval_episodes=2)))
     assert run_differences(directory, undisturbed[2]) == []
 
 
@@ -456,9 +515,71 @@ def test_bad_settings(script, changes, words, folder):
 
 
 @pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--learning-rate", "nan"], "learning_rate must be at least 0, not nan"),
+        (["--learning-rate", "inf"], "learning_rate must be at least 0, not inf"),
+        (["--learning-rate=-1e-3"], "learning_rate must be at least 0, not -0.001"),
+        (["--gamma", "1.5"], "gamma must be between 0 and 1, not 1.5"),
+        (["--clip-eps=-0.2"], "clip_eps must be above 0, not -0.2"),
+        (["--sweep", "gamma=0.9,1.5"], "--sweep gamma must be between 0 and 1, not 1.5"),
+        (["--sweep", "gamma=0.9,0.95", "--gamma", "0.5"], "--gamma is also swept"),
+        (["--sweep", "learning-rate=0.1,0.2", "--learning_rate=0.5"], "--learning-rate is also swept"),
+        (["--checkpoint-every", "nan"], "checkpoint_every must be a number of seconds, at least 0, not nan"),
+        (["--checkpoint-every", "inf"], "checkpoint_every must be a number of seconds, at least 0, not inf"),
+        (["--num-seeds", "4000000000"], "4,000,000,000 lanes (seeds x settings) record"),
+        (["--num-seeds", "100000000"], "100,000,000 lanes (seeds x settings) record"),
+        (["--sweep", "gamma=lin:0.9:0.99:1000000000"], "2,000,000,000 lanes (seeds x settings) record"),
+        (["--sweep", "gamma=lin:0.9:0.99", "--sweep-samples", "1000000000"], "2,000,000,000 lanes (seeds x"),
+        (["--eval-episodes", "1000000000"], "eval_episodes = 1,000,000,000, but at most "),
+        (["--num-envs", "10000000", "--total-timesteps", "1e9"], "times the memory; lower --num-envs"),
+        (["--num-envs", "100000", "--total-timesteps", "1e8", "--num-seeds", "640", "--lanes-per-batch", "640"],
+         "640 lanes take "),
+        (["--num-envs", "5000000000", "--total-timesteps", "1e9"], "num_envs = 5000000000 does not fit an int32"),
+        (["--coordinator", "foo"], "coordinator must be HOST:PORT"),
+        (["--coordinator", "foo:bar"], "coordinator must be HOST:PORT"),
+        (["--coordinator", "foo:99999"], "coordinator must be HOST:PORT"),
+        (["--coordinator", ":1234"], "coordinator must be HOST:PORT"),
+        (["--name", ".."], "name must be the name of one folder"),
+        (["--name", "/abs/path"], "name must be the name of one folder"),
+        (["--name", "a/b"], "name must be the name of one folder"),
+        (["--name", "a\nb"], "name must be the name of one folder"),
+        (["--name", "x" * 300], "cannot write to"),
+    ],
+    ids=lambda x: " ".join(x)[:60] if isinstance(x, list) else "",
+)  # fmt: skip
+def test_input_that_is_refused_in_one_line(words, message, folder):
+    assert_refused(call("ppo", *small_run("ppo"), *words), message)
+    assert contents(folder).keys() <= {folder / "runs", folder / "runs/ppo", folder / "runs/ppo/CartPole-v1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--buffer-size", "100000000000"], "buffer_size = 100000000000 does not fit an int32"),
+        (["--buffer-size", "2000000000"], "the state of 1 lane takes "),
+        (["--epsilon-end", "2"], "epsilon_end must be between 0 and 1, not 2.0"),
+        (["--tau", "2"], "tau must be above 0 and at most 1, not 2.0"),
+    ],
+)
+def test_input_that_dqn_refuses_in_one_line(words, message, folder):
+    assert_refused(call("dqn", *small_run("dqn"), *words), message)
+    assert contents(folder) == {}
+
+
+@pytest.mark.parametrize("text", ["1280", "1_280", "1.28e3", "128e1"])
+def test_integers_may_be_written_as_people_write_them(text):
+    result = call("ppo", *small_run("ppo", eval_episodes=0), "--total-timesteps", text, "--name", "x")
+    assert_finished(result)
+    assert json.loads((directory_of("ppo", "x") / "config.json").read_text())["config"]["total_timesteps"] == 1280
+
+
+@pytest.mark.parametrize(
     ("words", "name"),
     [
         (["--num-envs", "many"], "--num-envs"),
+        (["--num-envs", "1e99999999"], "--num-envs"),
+        (["--hidden-sizes", "8", "8.5"], "--hidden-sizes"),
         (["--num-seeds", "2.5"], "--num-seeds"),
         (["--gamma", "high"], "--gamma"),
         (["--activation", "step"], "--activation"),
@@ -469,6 +590,7 @@ def test_bad_settings(script, changes, words, folder):
         (["--checkpoint-every", "-1"], "checkpoint_every"),
     ],
 )
+@one
 def test_flags_that_cannot_be_read(script, words, name, folder):
     result = call(script, *small_run(script), *words)
     assert result.status == 2
@@ -477,6 +599,7 @@ def test_flags_that_cannot_be_read(script, words, name, folder):
     assert contents(folder) == {}, "something was left"
 
 
+@one
 def test_a_flag_without_its_value(script, folder):
     result = call(script, *small_run(script), "--env")
     assert result.status == 2
@@ -485,7 +608,7 @@ def test_a_flag_without_its_value(script, folder):
     assert contents(folder) == {}
 
 
-@few
+@one
 def test_bad_input_in_a_process_of_its_own(script, folder):
     result = execute(path_of(script), "--env", "CartPol-v1", cwd=folder)
     assert_refused(result, "CartPole-v1")
@@ -494,6 +617,7 @@ def test_bad_input_in_a_process_of_its_own(script, folder):
 
 
 @pytest.mark.parametrize("place", ["runs", "runs/{script}", "runs/{script}/{env}", "runs/{script}/{env}/taken"])
+@one
 def test_results_that_have_no_place(script, place, folder):
     path = folder / place.format(script=script, env=ENVS[script][0])
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -503,6 +627,7 @@ def test_results_that_have_no_place(script, place, folder):
     assert contents(folder) == before
 
 
+@one
 def test_a_name_that_is_taken(script, undisturbed, monkeypatch):
     _, arguments, directory = undisturbed
     before = contents(directory)
@@ -511,18 +636,20 @@ def test_a_name_that_is_taken(script, undisturbed, monkeypatch):
     assert contents(directory) == before
 
 
+@one
 def test_two_runs_may_start_in_the_same_second(script, folder, monkeypatch):
     class Clock(datetime):
         @classmethod
         def now(cls, tz=None):
             return cls(2026, 1, 2, 3, 4, 5)
 
-    monkeypatch.setattr(common.setup, "datetime", Clock)
+    monkeypatch.setattr(common.runner.folder, "datetime", Clock)
     for _ in range(2):
-        assert_finished(call(script, *small_run(script, eval_episodes=0, num_segments=ITERATIONS)))
+        assert_finished(call(script, *small_run(script, eval_episodes=0)))
     assert len(list(Path("runs", script, ENVS[script][0]).iterdir())) == 2
 
 
+@one
 def test_a_run_that_is_not_there(script, folder):
     assert_refused(call(script, "--resume", "nowhere"), "nowhere")
     (folder / "empty").mkdir()
@@ -545,6 +672,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("field", CHANGED)
+@one
 def test_resuming_with_other_settings(script, field, finished):
     settings, new = vars(small_config(script)) | {"num_seeds": 2, "seed": 0}, CHANGED[field]
     if field == "learning_rate":  # SAC and TD3 have two
@@ -556,6 +684,7 @@ def test_resuming_with_other_settings(script, field, finished):
     assert contents(finished) == before
 
 
+@one
 def test_resuming_a_run_of_another_algorithm(script, finished):
     other = "td3" if script == "dqn" else "dqn"
     before = contents(finished)
@@ -567,6 +696,7 @@ def test_resuming_a_run_of_another_algorithm(script, finished):
 
 
 @pytest.mark.parametrize("how", ["removed", "cut", "empty", "noise"])
+@one
 def test_damaged_metrics(script, how, finished):
     damage(finished / "metrics.npz", how)
     before = contents(finished)
@@ -597,35 +727,58 @@ def test_damaged_config(script, content, finished):
     assert contents(finished) == before
 
 
-@pytest.mark.parametrize("field", ["config", "seed", "num_seeds", "algorithm"])
-def test_a_config_from_which_something_is_missing(script, field, finished):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record.pop("config"),
+        lambda record: record.update(config=[]),
+        lambda record: record["config"].pop("gamma"),
+        lambda record: record["config"].update(gamma="x"),
+        lambda record: record["config"].update(gamma=2.0),
+        lambda record: record["config"].update(momentum=0.9),
+        lambda record: record["options"].pop("seed"),
+        lambda record: record["options"].update(seed=None),
+        lambda record: record["options"].update(num_seeds="x"),
+        lambda record: record["options"].update(num_seeds=3),
+        lambda record: record["options"].update(num_seeds=1),
+        lambda record: record["options"].update(sweep=["gamma=0.5,0.9"]),
+        lambda record: record.update(parts=None),
+        lambda record: record.update(parts=[[0, 1]]),
+        lambda record: record.update(settings={"gamma": [0.5]}),
+    ],
+)
+@one
+def test_a_record_changed_by_hand(script, change, finished):
     record = json.loads((finished / "config.json").read_text())
-    del record[field]
+    change(record)
     (finished / "config.json").write_text(json.dumps(record))
+    before = contents(finished)
     assert_refused(call(script, "--resume", str(finished)), finished / "config.json")
+    assert contents(finished) == before
 
 
-@pytest.mark.parametrize("how", ["removed", "cut", "empty", "noise"])
+@one
+def test_metrics_of_another_run(script, finished):
+    metrics = saved_metrics(finished)
+    np.savez(finished / "metrics.npz", **{**metrics, "seed": metrics["seed"] + 1})
+    before = contents(finished)
+    assert_refused(call(script, "--resume", str(finished)), finished / "metrics.npz", "of another run")
+    assert contents(finished) == before
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "noise", "flipped"])
+@one
 def test_a_damaged_checkpoint(script, how, finished):
-    for path in (finished / "checkpoint").rglob("_METADATA"):
-        damage(path, how)
+    damage(finished / run_folder.CHECKPOINT, how)
     before = contents(finished)
-    assert_refused(call(script, "--resume", str(finished)), finished / "checkpoint" / str(ITERATIONS))
+    assert_refused(call(script, "--resume", str(finished)), finished / run_folder.CHECKPOINT)
     assert contents(finished) == before
 
 
-def test_damaged_data_of_a_checkpoint(script, finished, folder):
-    """In a process of its own: threads of orbax read the data, and may print what they think of it after our line."""
-    for path in (finished / "checkpoint").rglob("*"):
-        if path.is_file() and path.parent.name == "d":
-            damage(path, "cut")
-    before = contents(finished)
-    result = execute(path_of(script), "--resume", str(finished), cwd=folder)
-    assert result.status == 2, result
-    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, result
-    assert str(finished / "checkpoint" / str(ITERATIONS)) in errors[0]
-    assert contents(finished) == before
+@one
+def test_a_damaged_checkpoint_in_a_process_of_its_own(script, finished, tmp_path):
+    damage(finished / run_folder.CHECKPOINT, "flipped")
+    assert_refused(execute(path_of(script), "--resume", str(finished), cwd=tmp_path), finished / run_folder.CHECKPOINT)
 
 
 def damage(path, how):
@@ -636,6 +789,9 @@ def damage(path, how):
         path.write_bytes(content[: len(content) // 2])
     elif how == "empty":
         path.write_bytes(b"")
+    elif how == "flipped":
+        last = len(content) - 9
+        path.write_bytes(content[:last] + bytes([content[last] ^ 4]) + content[last + 1 :])
     else:
         path.write_bytes(np.random.default_rng(0).bytes(len(content)))
 
@@ -652,7 +808,7 @@ DIVERGING = {
 
 @pytest.mark.parametrize(("script", "env"), CASES)
 def test_seeds_that_diverge_are_named(script, env):
-    result = call(script, *small_run(script, env=env, seed=5, name="wild", num_segments=1, **DIVERGING[script]))
+    result = call(script, *small_run(script, env=env, seed=5, name="wild", **DIVERGING[script]))
     assert_finished(result)
     assert "): seed 5, seed 6\n" in result.stdout
     directory = directory_of(script, "wild", env)
@@ -661,7 +817,7 @@ def test_seeds_that_diverge_are_named(script, env):
     assert {path.name for path in directory.iterdir()} == FILES
 
 
-@few
+@one
 def test_a_lane_that_diverges_leaves_the_others_as_they_were(script, monkeypatch):
     def compile_init(*args):
         def poisoned(settings, keys):
@@ -671,10 +827,10 @@ def test_a_lane_that_diverges_leaves_the_others_as_they_were(script, monkeypatch
         init = compiled(*args)
         return poisoned
 
-    compiled = common.plan.compile_init
-    arguments = small_run(script, 12, num_seeds=3, num_segments=1, eval_episodes=0)
+    compiled = common.runner.programs.compile_init
+    arguments = small_run(script, 12, num_seeds=3, eval_episodes=0)
     assert_finished(call(script, *arguments, "--name", "healthy"))
-    monkeypatch.setattr(common.plan, "compile_init", compile_init)
+    monkeypatch.setattr(common.runner.programs, "compile_init", compile_init)
     assert_finished(call(script, *arguments, "--name", "ill"))
 
     healthy, ill = directory_of(script, "healthy"), directory_of(script, "ill")
@@ -687,6 +843,52 @@ def test_a_lane_that_diverges_leaves_the_others_as_they_were(script, monkeypatch
         metrics = [saved_metrics(directory) for directory in (healthy, ill)]
         a, b = ({name: x[lane] for name, x in m.items() if name != "env_steps"} for m in metrics)
         assert (differences(a, b) == []) == is_equal, f"lane {lane}"
+
+
+# -- Evaluation --------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_in_batches_of_episodes_where_memory_is_short(monkeypatch):
+    """The first batch is what evaluation without batches begins with."""
+    assert_finished(call("ppo", *small_run("ppo", name="whole", eval_episodes=7)))
+    monkeypatch.setattr(common.runner.programs.Programs, "_share", lambda self, program: 2.0)
+    monkeypatch.setattr(common.runner.programs, "check_fits", lambda *_: None)
+    sizes = []
+    evaluate = common.runner.programs.evaluate
+    monkeypatch.setattr(common.runner.programs, "evaluate", lambda *args: sizes.append(args[-1]) or evaluate(*args))
+    assert_finished(call("ppo", *small_run("ppo", name="batches", eval_episodes=7, lanes_per_batch="2")))
+    assert sizes == [7, 3, 1]
+    whole, batches = (
+        json.loads((directory_of("ppo", name) / "summary.json").read_text())["eval_episode_return"]["per_seed"]
+        for name in ("whole", "batches")
+    )
+    assert len(whole) == len(batches) == 2
+    assert whole != batches, "the batches have episodes of their own"
+
+
+def test_an_evaluation_that_fails_leaves_the_results_of_training(monkeypatch):
+    def fails(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.")
+
+    monkeypatch.setattr(common.runner.programs.Programs, "evaluate", fails)
+    result = call("ppo", *small_run("ppo", name="unlucky"))
+    assert result.status == 0, result
+    assert result.stderr == (
+        "warning: no evaluation: RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.; lower --eval-episodes\n"
+    )
+    directory = directory_of("ppo", "unlucky")
+    assert {path.name for path in directory.iterdir()} == FILES
+    assert "eval_episode_return" not in json.loads((directory / "summary.json").read_text())
+
+
+def test_episodes_that_are_cut_are_counted(monkeypatch):
+    """An environment whose limit is another one than it says."""
+    monkeypatch.setattr(common.runner.evaluation, "max_steps", lambda env: 3)
+    monkeypatch.setattr(common.runner.report, "max_steps", lambda env: 3)
+    result = call("ppo", *small_run("ppo", name="cut"))
+    assert_finished(result)
+    assert "4 of 4 evaluation episodes had not ended after 3 steps and were cut\n" in result.stdout
+    assert json.loads((directory_of("ppo", "cut") / "summary.json").read_text())["eval_cut_episodes"] == 4
 
 
 # -- Weights & Biases --------------------------------------------------------------------------------------------------
@@ -707,9 +909,9 @@ def logged(run, name):
 
 
 @pytest.mark.parametrize("per_seed", [False, True])
-@few
+@one
 def test_wandb_without_network(script, per_seed, undisturbed, folder):
-    arguments = small_run(script, name="tracked", num_segments=1, wandb="offline", wandb_per_seed=per_seed)
+    arguments = small_run(script, name="tracked", wandb="offline", wandb_per_seed=per_seed)
     result = execute(path_of(script), *arguments, cwd=folder, HOME=str(folder), **ALONE)
     assert_finished(result)
     directory = directory_of(script, "tracked")
@@ -729,7 +931,7 @@ def test_wandb_without_network(script, per_seed, undisturbed, folder):
         assert logged(run, "eval_episode_return")[-1] == pytest.approx(score, rel=1e-4)
 
 
-@few
+@one
 def test_wandb_without_an_account(script, folder):
     result = execute(path_of(script), *small_run(script, wandb="online"), cwd=folder, HOME=str(folder), **ALONE)
     assert_refused(result, "--wandb online", "wandb login", "offline")
@@ -737,6 +939,7 @@ def test_wandb_without_an_account(script, folder):
 
 
 @pytest.mark.parametrize("mode", ["offline", "online"])
+@one
 def test_wandb_that_is_not_installed(script, mode, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert_refused(call(script, *small_run(script, wandb=mode)), f"--wandb {mode}", "pip install wandb")
@@ -754,10 +957,11 @@ def test_wandb_that_is_not_installed(script, mode, folder, monkeypatch):
         "summary.json",
     ],
 )
+@one
 def test_results_that_cannot_be_written_are_a_warning(script, name, undisturbed):
     directory = directory_of(script, "blocked")
     (directory / name).mkdir(parents=True)
-    result = call(script, *small_run(script, name="blocked", num_segments=ITERATIONS))
+    result = call(script, *small_run(script, name="blocked"))
     assert result.status == 0, result
     assert re.fullmatch(rf"warning: .*{re.escape(str(directory / name))}.*\n", result.stderr), result.stderr
     assert "greedy evaluation" in result.stdout
@@ -765,7 +969,7 @@ def test_results_that_cannot_be_written_are_a_warning(script, name, undisturbed)
     assert {path.name for path in directory.iterdir()} == FILES, "one file in the way must not take the others with it"
 
 
-@pytest.mark.parametrize("name", ["checkpoint.save", "files.write_metrics"])
+@pytest.mark.parametrize("name", ["checkpoint.save", "folder.write_metrics"])
 def test_a_disk_that_is_full_in_the_middle_of_a_run(script, name, undisturbed, monkeypatch):
     """The message says so in a line, and the checkpoint before is whole."""
 
@@ -776,7 +980,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run(script, name, undisturbed, m
         return write(*args, **kwargs)
 
     calls = []
-    module, function = (checkpoint, "save") if name == "checkpoint.save" else (files, "write_metrics")
+    module, function = (checkpoint, "save") if name == "checkpoint.save" else (run_folder, "write_metrics")
     write = getattr(module, function)
     monkeypatch.setattr(module, function, full)
     result = call(script, *small_run(script, name="full"), *OFTEN)
@@ -787,5 +991,5 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run(script, name, undisturbed, m
     assert saved_state(directory)[0] == 3
 
     monkeypatch.setattr(module, function, write)
-    assert_finished(call(script, "--resume", str(directory), *flags(eval_episodes=2, num_segments=ITERATIONS)))
+    assert_finished(call(script, "--resume", str(directory), *flags(eval_episodes=2)))
     assert run_differences(directory, undisturbed[2]) == []

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from common.statistics import confidence_interval, final_return, iqm, learning_curve, rank, summarize
+from common.runner.statistics import confidence_interval, final_return, iqm, learning_curve, rank, summarize
 
 # -- Interquartile mean ------------------------------------------------------------------------------------------------
 

@@ -15,22 +15,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import image
 
-import common.plan
-from common.checkpoint import load
-from common.sweep import describe, make_settings
+import common.runner.programs
+from common.config import Fraction, NonNegative
+from common.runner.experiment import Experiment
+from common.runner.load import load
+from common.runner.options import Options
+from common.runner.sweep import count_settings, make_settings, read_axes
 
 
 @dataclass(frozen=True)
 class Config:
-    learning_rate: float = 0.1
-    gamma: float = 0.99
+    learning_rate: NonNegative = 0.1
+    gamma: Fraction = 0.99
+    target_entropy: float = -1.0
     num_envs: int = 4
     anneal_learning_rate: bool = True
     activation: str = "tanh"
 
 
 def settings_of(*sweeps, num_samples=0, seed=0):
-    return make_settings(sweeps, num_samples, seed, Config())
+    return make_settings(read_axes(sweeps, num_samples, Config()), num_samples, seed)
 
 
 # -- Settings ----------------------------------------------------------------------------------------------------------
@@ -45,7 +49,7 @@ def test_no_sweep_has_no_settings():
     [
         ("gamma=0.5", [0.5]),
         ("gamma=1e-4,3e-4, 1e-3", [1e-4, 3e-4, 1e-3]),
-        ("gamma=-1,0,1", [-1, 0, 1]),
+        ("target-entropy=-1,0,1", [-1, 0, 1]),
         ("gamma=log:1e-5:1e-2:4", [1e-5, 1e-4, 1e-3, 1e-2]),
         ("gamma=lin:0:1:5", [0, 0.25, 0.5, 0.75, 1]),
         ("learning-rate=2", [2]),
@@ -64,7 +68,8 @@ def test_fields_make_a_grid_whose_last_field_changes_fastest():
     settings = settings_of("gamma=0.5,1", "learning-rate=1,2,3")
     np.testing.assert_array_equal(settings["gamma"], [0.5, 0.5, 0.5, 1, 1, 1])
     np.testing.assert_array_equal(settings["learning_rate"], [1, 2, 3, 1, 2, 3])
-    assert describe(settings, 4) == "gamma=1.0 learning_rate=2.0"
+    experiment = Experiment("script.py", None, Config(), Options(), settings)
+    assert experiment.name_setting(4) == "gamma=1.0 learning_rate=2.0"
 
 
 @given(st.integers(1, 200), st.integers(0, 2**32 - 1))
@@ -79,9 +84,9 @@ def test_samples_lie_in_their_ranges_and_follow_the_seed(num_samples, seed):
 
 
 def test_samples_are_uniform_on_their_scale():
-    settings = settings_of("gamma=lin:2:4", "learning_rate=log:1e-4:1e-2", num_samples=10_000)
+    settings = settings_of("target_entropy=lin:2:4", "learning_rate=log:1e-4:1e-2", num_samples=10_000)
     quarters = np.arange(1, 4) / 4
-    np.testing.assert_allclose(np.quantile(settings["gamma"], quarters), 2 + 2 * quarters, atol=0.05)
+    np.testing.assert_allclose(np.quantile(settings["target_entropy"], quarters), 2 + 2 * quarters, atol=0.05)
     np.testing.assert_allclose(np.quantile(np.log10(settings["learning_rate"]), quarters), -4 + 2 * quarters, atol=0.05)
     listed = settings_of("gamma=0.1,0.2", num_samples=10_000)["gamma"]
     np.testing.assert_allclose((listed == np.float32(0.1)).mean(), 0.5, atol=0.03)
@@ -91,20 +96,23 @@ def test_samples_are_uniform_on_their_scale():
     ("sweeps", "num_samples", "message"),
     [
         (["gama=1"], 0, "no such setting; did you mean gamma"),
-        (["num-envs=1,2"], 0, "needs a run of its own.*--num-envs.*learning_rate, gamma"),
+        (["num-envs=1,2"], 0, "needs a run of its own.*--num-envs.*learning_rate, gamma, target_entropy"),
         (["anneal-learning-rate=1"], 0, "needs a run of its own"),
         (["activation=tanh,relu"], 0, "needs a run of its own"),
         (["gamma"], 0, "cannot be read"),
         (["gamma="], 0, "cannot be read"),
         (["gamma=1,,2"], 0, "cannot be read"),
         (["gamma=big"], 0, "cannot be read"),
-        (["gamma=nan"], 0, "cannot be read"),
-        (["gamma=1e99"], 0, "cannot be read"),
+        (["gamma=nan"], 0, "gamma must be between 0 and 1, not nan"),
+        (["target-entropy=1e99"], 0, "target_entropy must be finite, not 1e.99"),
+        (["learning-rate=1e-3,-1e-3"], 0, "learning_rate must be at least 0, not -0.001"),
+        (["gamma=lin:0.9:1.5:4"], 0, "gamma must be between 0 and 1, not 1.5"),
+        (["gamma=0.9,1.5"], 2, "gamma must be between 0 and 1, not 1.5"),
         (["gamma=log:1:2"], 0, "must be log:LOW:HIGH:COUNT"),
         (["gamma=log:0:1:3"], 0, "LOW must be less than HIGH, and above 0"),
         (["gamma=lin:1:0:3"], 0, "LOW must be less than HIGH"),
-        (["gamma=lin:0:1:1"], 0, "COUNT must be a whole number of at least 2"),
-        (["gamma=lin:0:1:2.5"], 0, "COUNT must be a whole number"),
+        (["gamma=lin:0:1:1"], 0, "COUNT must be an integer of at least 2"),
+        (["gamma=lin:0:1:2.5"], 0, "COUNT must be an integer"),
         (["gamma=lin:0:1:3"], 5, "as --sweep-samples is the count"),
         (["gamma=1", "gamma=2"], 0, "given twice"),
         ([], 5, "needs a --sweep"),
@@ -114,6 +122,19 @@ def test_samples_are_uniform_on_their_scale():
 def test_what_cannot_be_swept_is_refused(sweeps, num_samples, message):
     with pytest.raises(ValueError, match=message):
         settings_of(*sweeps, num_samples=num_samples)
+
+
+@pytest.mark.parametrize(
+    ("sweeps", "num_samples", "expected"),
+    [
+        ([], 0, 1),
+        (["gamma=0.1,0.2", "learning_rate=log:1e-4:1e-2:5"], 0, 10),
+        (["gamma=0.1,0.2", "learning_rate=log:1e-4:1e-2"], 7, 7),
+        (["gamma=lin:0.9:0.99:1000000000"], 0, 10**9),
+    ],
+)
+def test_settings_are_counted_before_they_are_made(sweeps, num_samples, expected):
+    assert count_settings(read_axes(sweeps, num_samples, Config()), num_samples) == expected
 
 
 # -- Runs --------------------------------------------------------------------------------------------------------------
@@ -128,15 +149,16 @@ RATES = {"ppo": "learning_rate", "sac": "critic_learning_rate"}
 @pytest.mark.parametrize("script", ["ppo", "sac"])
 @in_folder
 def test_a_sweep_trains_every_setting_with_every_seed_in_one_program(script, monkeypatch):
-    compiled, count = common.plan.compile_segment, []
-    monkeypatch.setattr(common.plan, "compile_segment", lambda *args: count.append(args) or compiled(*args))
+    compiled, count = common.runner.programs.compile_segment, []
+    monkeypatch.setattr(common.runner.programs, "compile_segment", lambda *args: count.append(args) or compiled(*args))
     env, rate = importlib.import_module(script).Config().env, RATES[script]
-    arguments = small_run(script, name="sweep", num_seeds=2, seed=3, num_segments=1)
+    arguments = small_run(script, name="sweep", num_seeds=2, seed=3)
     result = call(script, *arguments, "--sweep", f"{rate}=1e-3,1e-2", "--sweep", "gamma=0.5,0.9")
     assert result.status == 0, result
     assert len(count) == 1
     directory = Path("runs", script, env, "sweep")
-    expected = {"checkpoint", "config.json", "curve.csv", "curve.png", "metrics.npz", "summary.json", "sweep.png"}
+    expected = {"checkpoint.safetensors", "config.json", "curve.csv", "curve.png", "metrics.npz", "metrics.png"}
+    expected |= {"summary.json", "sweep.png"}
     assert {path.name for path in directory.iterdir()} == expected
 
     metrics, summary = saved_metrics(directory), json.loads((directory / "summary.json").read_text())
@@ -163,7 +185,7 @@ def test_a_sweep_trains_every_setting_with_every_seed_in_one_program(script, mon
     rerun = shlex.split(summary["rerun"])
     assert result.stdout.count(summary["rerun"]) == 1
     assert rerun[:2] == ["python", f"{script}.py"]
-    assert call(script, *rerun[2:], *flags(name="again", eval_episodes=0, num_segments=1)).status == 0
+    assert call(script, *rerun[2:], *flags(name="again", eval_episodes=0)).status == 0
     alone, lanes = saved_metrics(directory.parent / "again"), slice(2 * summary["ranking"][0], None)
     for name, x in alone.items():
         if x.ndim == 2:
@@ -180,7 +202,7 @@ def test_a_sweep_trains_every_setting_with_every_seed_in_one_program(script, mon
 
 @in_folder
 def test_a_sweep_is_resumed_and_may_not_change():
-    arguments = small_run("ppo", name="sweep", eval_episodes=0, num_segments=4)
+    arguments = small_run("ppo", name="sweep", eval_episodes=0)
     sweep = ["--sweep", "gamma=lin:0.5:0.9", "--sweep-samples", "3"]
     assert call("ppo", *arguments, *sweep).status == 0
     directory = Path("runs/ppo/CartPole-v1/sweep")
@@ -200,7 +222,7 @@ def test_a_sweep_is_resumed_and_may_not_change():
 @in_folder
 def test_a_setting_that_diverges_comes_last_and_is_named():
     sweep = ["--sweep", "learning-rate=1e30,1e-3"]
-    result = call("ppo", *small_run("ppo", name="wild", num_segments=1), *sweep)
+    result = call("ppo", *small_run("ppo", name="wild"), *sweep)
     assert result.status == 0, result
     lines = [line for line in result.stdout.splitlines() if line.startswith("learning_rate=")]
     assert lines[0].startswith("learning_rate=0.001")

@@ -1,4 +1,4 @@
-"""Replay a saved policy: python -m common.render runs/ppo/CartPole-v1/NAME --seed-index 3 --out episode.gif"""
+"""Replay a saved policy: python -m common.runner.render runs/ppo/CartPole-v1/NAME --seed-index 3 --out episode.gif"""
 
 import os
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ import tyro
 from gymnax.visualize import Visualizer
 from gymnax.visualize.vis_gym import SUPPORTED_GYM_ENVS
 
-from common.checkpoint import load
-from common.cli import fail
 from common.environment import Environment, make_env
-from common.evaluation import UNLIMITED
+from common.runner.cli import fail
+from common.runner.evaluation import max_steps
+from common.runner.load import load
 
 DRAWABLE = {
     *SUPPORTED_GYM_ENVS,
@@ -61,7 +61,7 @@ def play_episode(env: Environment, act: Any, key: jax.Array, max_steps: int) -> 
 
 def main() -> None:
     """The command line. Exits with status 2 and one line where the input is bad."""
-    arguments = tyro.cli(Arguments, prog="python -m common.render")
+    arguments = tyro.cli(Arguments, prog="python -m common.runner.render")
     try:
         if arguments.max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, not {arguments.max_steps}")
@@ -69,7 +69,7 @@ def main() -> None:
         if config.env not in DRAWABLE:
             raise ValueError(f"gymnax cannot draw {config.env}; it draws {', '.join(sorted(DRAWABLE))}")
         env = make_env(config.env)
-        limit = min(arguments.max_steps, env.max_episode_steps or UNLIMITED)
+        limit = min(arguments.max_steps, max_steps(env))
         key = jax.random.key(arguments.episode_seed)
         states, returns = play_episode(env, lambda obs: algorithm.act(state, obs), key, limit)
         os.environ.setdefault(

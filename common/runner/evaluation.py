@@ -7,7 +7,12 @@ import jax.numpy as jnp
 
 from common.environment import Environment
 
-UNLIMITED = 10_000  # steps after which an evaluation is cut if the environment names no limit
+DEFAULT_MAX_STEPS = 10_000  # steps after which an evaluation episode is cut if the environment names no time limit
+
+
+def max_steps(env: Environment) -> int:
+    """Steps after which an evaluation episode is cut."""
+    return env.max_episode_steps or DEFAULT_MAX_STEPS
 
 
 def evaluate(
@@ -19,10 +24,11 @@ def evaluate(
         act: obs [num_episodes, *obs_shape] -> action [num_episodes, ...] in the environment's units.
 
     Returns:
-        `episode_return` [num_episodes] float32, undiscounted and raw, and `episode_length` [num_episodes] int32.
+        `episode_return` [num_episodes] float32, undiscounted and raw, `episode_length` [num_episodes] int32, and
+        `is_cut` [num_episodes] bool, where an episode had not ended after `max_steps`.
     """
     reset_key, step_key = jax.random.split(key)
-    limit = env.max_episode_steps or UNLIMITED
+    limit = max_steps(env)
 
     def playing(carry):
         step, _, _, finished, _, _ = carry
@@ -39,5 +45,5 @@ def evaluate(
     obs, env_state = env.reset(jax.random.split(reset_key, num_episodes))
     start = (jnp.int32(0), obs, env_state, jnp.zeros(num_episodes, bool))
     totals = (jnp.zeros(num_episodes, jnp.float32), jnp.zeros(num_episodes, jnp.int32))
-    *_, episode_return, episode_length = jax.lax.while_loop(playing, play, start + totals)
-    return {"episode_return": episode_return, "episode_length": episode_length}
+    *_, finished, episode_return, episode_length = jax.lax.while_loop(playing, play, start + totals)
+    return {"episode_return": episode_return, "episode_length": episode_length, "is_cut": ~finished}

@@ -1,9 +1,8 @@
-"""The compiled programs of a run.
+"""Where lanes live, and the compiled programs that train them.
 
-A lane is one seed of one setting; lanes are the leading axis of every array and never talk to each other.
+A lane is one seed of one setting. Lanes are the leading axis of every array and never exchange anything.
 """
 
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,20 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-CACHED_LANES = 8  # trained together on a core: more of them leave its caches, fewer make its products small
-COPIED_BYTES = 8 * 2**20  # of a lane's State at most, for a group of lanes to be copied in and out once a segment
+from common.runner.memory import num_bytes
+
+CACHED_LANES = 8  # lanes trained together on a CPU core; with more of them the caches overflow, fewer lose speed too
+COPIED_BYTES = 8 * 2**20  # largest State of a lane that is copied in and out of a group, once a segment
 
 
-class Lanes(NamedTuple):
-    """Where lanes live. The number of lanes is padded to fill all groups of all devices; the padding is never shown."""
+class Placement(NamedTuple):
+    """How lanes are spread over devices. They are padded to fill all groups of all devices; results are trimmed."""
 
     num_lanes: int
     num_padded: int
-    num_groups: int  # on each device, trained one after another unless their State is large
+    num_groups: int  # per device, trained one after another unless their State is large
     sharding: NamedSharding
 
     def on_devices(self, function: Callable, num_shared: int = 0) -> Callable:
-        """Call a function on every device apart, with the lanes that live there: nothing waits for another device.
+        """Call a function on each device with that device's lanes; devices never wait for each other.
 
         Its last `num_shared` arguments are the same for all lanes.
         """
@@ -38,22 +39,27 @@ class Lanes(NamedTuple):
 
         return called
 
-    def each(self, function: Callable) -> Callable:
-        """Map a function of one lane over all lanes."""
-        return self.on_devices(jax.vmap(function))
+    def each(self, function: Callable, num_shared: int = 0) -> Callable:
+        """Map a function of one lane over all lanes; its last `num_shared` arguments are the same for all."""
+
+        def mapped(*args):
+            axes = (0,) * (len(args) - num_shared) + (None,) * num_shared
+            return jax.vmap(function, axes)(*args)
+
+        return self.on_devices(mapped, num_shared)
 
     def trim(self, tree: Any) -> Any:
-        """Bring arrays [num_padded, ...] to the host, without their padding."""
+        """Copy arrays [num_padded, ...] to the host, without their padding."""
 
-        def bring(x):
+        def copy(x):
             if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-                return jax.random.wrap_key_data(bring(jax.random.key_data(x)))
+                return jax.random.wrap_key_data(copy(jax.random.key_data(x)))
             return np.asarray(x)[: self.num_lanes]
 
-        return jax.tree.map(bring, tree)
+        return jax.tree.map(copy, tree)
 
     def abstract(self, tree: Any) -> Any:
-        """Shapes and dtypes of one lane -> those of all lanes, padding and place included."""
+        """Shapes and dtypes of one lane -> those of all lanes, with padding and sharding."""
 
         def spread(x):
             return jax.ShapeDtypeStruct((self.num_padded, *x.shape), x.dtype, sharding=self.sharding)
@@ -67,41 +73,52 @@ class Lanes(NamedTuple):
         return jax.device_put(padded, self.sharding)
 
 
-def make_lanes(num_lanes: int, num_devices: int) -> Lanes:
-    """Spread lanes evenly over the first local devices, over no more of them than it takes."""
+def make_placement(num_lanes: int, num_devices: int) -> Placement:
+    """Spread lanes evenly over the first local devices, and over no more devices than needed."""
     on_device = -(-num_lanes // min(num_devices, jax.local_device_count()))
     devices = jax.local_devices()[: -(-num_lanes // on_device)]
     mesh = jax.make_mesh((len(devices),), ("lane",), axis_types=(AxisType.Auto,), devices=devices)
     num_groups = -(-on_device // CACHED_LANES) if devices[0].platform == "cpu" else 1
     num_padded = -(-on_device // num_groups) * num_groups * len(devices)
-    return Lanes(num_lanes, num_padded, num_groups, NamedSharding(mesh, PartitionSpec("lane")))
+    return Placement(num_lanes, num_padded, num_groups, NamedSharding(mesh, PartitionSpec("lane")))
 
 
 def strong(tree: Any) -> Any:
-    """The same arrays without weak types. An environment may begin with a weakly typed number; a checkpoint has none,
-    and the two would be two programs."""
+    """The same arrays without weak types, which some environments start with. A checkpoint has none, so the program
+    would be compiled twice."""
     return jax.tree.map(lambda x: x.astype(x.dtype) if getattr(x, "weak_type", False) else x, tree)
 
 
-def compile_init(make: Callable, lanes: Lanes) -> Callable:
-    """`(settings, keys) -> State` of all lanes, each made on the device where it will live.
+def compile_init(make: Callable, placement: Placement, settings: Any) -> Callable:
+    """Compile `(settings, keys) -> State` of all lanes, each made on the device where it will live.
 
     Args:
         make: the settings of one lane, name -> [], to its Algorithm.
+        settings: [num_padded] each, may be abstract.
     """
 
     def init(settings, key):
         return strong(make(settings).init(key))
 
-    return jax.jit(lanes.each(init))
+    key = placement.abstract(jax.eval_shape(jax.random.key, 0))
+    return jax.jit(placement.each(init)).lower(settings, key).compile()
 
 
-def compile_segment(make: Callable, lanes: Lanes, settings: Any, state: Any, capacity: int) -> Callable:
-    """Compile `(settings, state, start, stop) -> (state, metrics [num_padded, capacity])`.
+def compile_segment(make: Callable, placement: Placement, settings: Any, state: Any, capacity: int) -> Callable:
+    """Compile `make_segment` for settings and state [num_padded, ...], which may be abstract."""
+    segment = make_segment(make, placement, num_bytes(state), capacity)
+    return segment.lower(settings, state, np.int32(0), np.int32(0)).compile()
 
-    It runs the iterations start to stop - 1.
-    `stop` is an argument of the program, so one compilation serves segments of every length up to `capacity`. The
-    state is donated. `settings` and `state` [num_padded, ...] may be abstract.
+
+def make_segment(make: Callable, placement: Placement, state_bytes: int, capacity: int) -> Callable:
+    """Make `(settings, state, start, stop) -> (state, metrics [num_padded, capacity])`, jitted.
+
+    It runs iterations start to stop - 1. `stop` is an argument, so one compilation serves segments of every length up
+    to `capacity`. The state is donated.
+
+    Args:
+        make: the settings of one lane, name -> [], to its Algorithm.
+        state_bytes: size of the State of all lanes.
     """
 
     def segment(settings, state, start, stop):
@@ -116,7 +133,7 @@ def compile_segment(make: Callable, lanes: Lanes, settings: Any, state: Any, cap
         records = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), shapes)
         return jax.lax.fori_loop(start, stop, iterate, (state, records))
 
-    num_groups = lanes.num_groups if num_bytes(state) <= lanes.num_padded * COPIED_BYTES else 1
+    num_groups = placement.num_groups if state_bytes <= placement.num_padded * COPIED_BYTES else 1
 
     def groups(settings, state, start, stop):
         size = len(jax.tree.leaves(state)[0]) // num_groups
@@ -130,27 +147,7 @@ def compile_segment(make: Callable, lanes: Lanes, settings: Any, state: Any, cap
         state, records = jax.lax.scan(train, state, jnp.arange(num_groups, dtype=jnp.int32) * size)
         return state, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), records)
 
-    program = jax.jit(lanes.on_devices(groups, num_shared=2), donate_argnums=1)
-    return program.lower(settings, state, np.int32(0), np.int32(0)).compile()
-
-
-def available_bytes(num_devices: int) -> int:
-    """Memory of the first local devices together; on a CPU that of the machine."""
-    devices = jax.local_devices()[:num_devices]
-    if devices[0].platform == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return sum(device.memory_stats()["bytes_limit"] for device in devices)
-
-
-def device_bytes(program: jax.stages.Compiled) -> int:
-    """Memory that a program takes on each device; what it donates is not counted twice."""
-    memory = program.memory_analysis()
-    return memory.argument_size_in_bytes + memory.temp_size_in_bytes
-
-
-def num_bytes(tree: Any) -> int:
-    """Bytes of the arrays, or of abstract ones."""
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return jax.jit(placement.on_devices(groups, num_shared=2), donate_argnums=1)
 
 
 def is_finite(tree: Any) -> jax.Array:

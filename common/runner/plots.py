@@ -7,11 +7,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from common.statistics import Curve
-from common.sweep import describe
+from common.runner.folder import replacing
+from common.runner.statistics import Curve
 
-MOST_LINES = 6  # curves of a sweep, those of the best settings
+MAX_LINES = 6  # curves of a sweep, those of the best settings
 SCORE = "episode return, IQM over seeds"
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with replacing(path) as aside:
+        figure.savefig(aside, dpi=120, format="png")
 
 
 def _style(axes: Axes) -> None:
@@ -39,22 +44,20 @@ def plot_curve(path: Path, curve: Curve, title: str) -> None:
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.legend(frameon=False)
     _style(axes)
-    figure.savefig(path, dpi=120, format="png")
+    _save(figure, path)
 
 
-def plot_curves(
-    path: Path, settings: dict[str, np.ndarray], curves: list[Curve], ranking: list[int], title: str
-) -> None:
-    """Write the IQM over seeds of the best settings of a sweep; ranking: the settings, best first.
+def plot_curves(path: Path, names: list[str], curves: list[Curve], ranking: list[int], title: str) -> None:
+    """Write the IQM over seeds of the best settings of a sweep; names: of the settings; ranking: the best first.
 
     Raises OSError if `path` cannot be written.
     """
     figure = Figure(figsize=(7, 5.4), layout="constrained")
     axes = figure.add_subplot()
-    shown = ranking[:MOST_LINES]
+    shown = ranking[:MAX_LINES]
     for rank, index in enumerate(shown):
         color = f"C{rank}"
-        axes.plot(curves[index].env_steps, curves[index].iqm, color=color, label=describe(settings, index))
+        axes.plot(curves[index].env_steps, curves[index].iqm, color=color, label=names[index])
         axes.fill_between(
             curves[index].env_steps, curves[index].ci_low, curves[index].ci_high, color=color, alpha=0.15, linewidth=0
         )
@@ -64,7 +67,37 @@ def plot_curves(
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.legend(loc="outside lower center", frameon=False, fontsize="small")
     _style(axes)
-    figure.savefig(path, dpi=120, format="png")
+    _save(figure, path)
+
+
+def plot_metrics(path: Path, env_steps: np.ndarray, metrics: dict[str, np.ndarray], title: str) -> None:
+    """Write a grid with every metric: the median over seeds and the range of the middle half.
+
+    Args:
+        env_steps: [num_iterations].
+        metrics: [num_seeds, num_iterations] each; a point that some seeds lack (NaN) is drawn from the others.
+
+    Raises OSError if `path` cannot be written.
+    """
+    num_columns = 4
+    num_rows = -(-len(metrics) // num_columns)
+    figure = Figure(figsize=(3.2 * num_columns, 2.2 * num_rows), layout="constrained")
+    panels = figure.subplots(num_rows, num_columns, sharex=True, squeeze=False).ravel()
+    for axes, (name, x) in zip(panels, metrics.items(), strict=False):
+        x = np.where(np.isfinite(x), x, np.nan)
+        is_shown = np.isfinite(x).any(axis=0)
+        if is_shown.any():
+            steps, (low, middle, high) = env_steps[is_shown], np.nanquantile(x[:, is_shown], [0.25, 0.5, 0.75], axis=0)
+            axes.fill_between(steps, low, high, color="tab:blue", alpha=0.25, linewidth=0)
+            axes.plot(steps, middle, color="tab:blue", linewidth=1)
+        axes.set_title(name, fontsize="medium")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        _style(axes)
+    for axes in panels[len(metrics) :]:
+        axes.set_visible(False)
+    figure.suptitle(f"{title}: median and middle half of the seeds")
+    figure.supxlabel("environment steps per seed")
+    _save(figure, path)
 
 
 def plot_sweep(
@@ -98,7 +131,7 @@ def plot_sweep(
             _style(axes)
         panels[0].set_ylabel(f"{SCORE} with 95 % CI" if len(settings) == 1 else SCORE)
     figure.suptitle(title)
-    figure.savefig(path, dpi=120, format="png")
+    _save(figure, path)
 
 
 def _plot_heat_map(figure: Figure, settings: dict[str, np.ndarray], scores: np.ndarray) -> None:

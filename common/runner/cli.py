@@ -1,0 +1,136 @@
+"""The command line: the fields of a script's Config and the options of a run."""
+
+import argparse
+import dataclasses
+import shlex
+import sys
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import tyro
+
+from common.runner import folder
+from common.runner.options import FIXED, Options, check_options
+from common.runner.record import read_config
+
+
+def fail(message: str, status: int = 2) -> NoReturn:
+    """Print an error in one line and exit."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+def find_preset(config_class: type, presets: dict[str, Any], env: str) -> Any:
+    """The Config of an environment where no flag says otherwise."""
+    preset = presets.get(env) or {}
+    preset = {"env": env} | preset if isinstance(preset, dict) else vars(preset)
+    return dataclasses.replace(config_class(), **preset)
+
+
+def parse(script: str, config_class: type, presets: dict[str, Any]) -> tuple[Any, Options]:
+    """Read sys.argv. The defaults are the preset of the chosen environment, or with --resume the settings of that run.
+
+    Raises:
+        ValueError: an option with a value that it cannot have, no run to resume, or one that was started with other
+            settings.
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--env", default=config_class().env)
+    first.add_argument("--resume", default="")
+    known, _ = first.parse_known_args()
+    if known.resume:
+        config, options = _read_run(Path(known.resume), Path(script).stem, config_class)
+    else:
+        config, options = find_preset(config_class, presets, known.env), Options()
+    given_config, given_options = _parse_flags(script, config, options)
+    check_options(given_options)
+    if known.resume:
+        _check_unchanged(known.resume, (config, options), (given_config, given_options))
+    else:
+        _check_not_swept(given_options.sweep)
+    return given_config, given_options
+
+
+def _read_run(directory: Path, algorithm: str, config_class: type) -> tuple[Any, Options]:
+    record = folder.read_record(directory)
+    if record.algorithm != algorithm:
+        raise ValueError(f"{directory} is a run of {record.algorithm}.py, not of {algorithm}.py")
+    try:
+        return read_config(config_class, record), record.options
+    except ValueError as error:
+        raise ValueError(f"{directory / 'config.json'}: {error}") from error
+
+
+def _parse_flags(script: str, config: Any, options: Options) -> tuple[Any, Options]:
+    name = Path(script).stem
+    config_type = Annotated[type(config), tyro.conf.arg(help=f"Settings of {name.upper()}.")]
+    options_type = Annotated[Options, tyro.conf.arg(help="What a run does besides training.")]
+    arguments = dataclasses.make_dataclass("Arguments", [(name, config_type), ("run", options_type)])
+    given = tyro.cli(
+        tyro.conf.OmitArgPrefixes[arguments],
+        prog=f"python {Path(script).name}",
+        description=f"Train {name.upper()}. The defaults are those of {config.env}.",
+        default=arguments(config, options),
+        registry=_registry(),
+    )
+    return getattr(given, name), given.run
+
+
+def _registry() -> tyro.constructors.ConstructorRegistry:
+    """Integers may be written as 1e6 or 1_000_000."""
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def integer_rule(type_info: tyro.constructors.PrimitiveTypeInfo):
+        if type_info.type is not int:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="INT",
+            instance_from_str=lambda words: _integer(words[0]),
+            is_instance=lambda x: isinstance(x, int),
+            str_from_instance=lambda x: [str(x)],
+        )
+
+    return registry
+
+
+def _integer(text: str) -> int:
+    try:
+        number = Decimal(text)
+        if number.is_finite() and number.adjusted() < 20 and number == int(number):
+            return int(number)
+    except InvalidOperation:
+        pass
+    raise ValueError(f"{text} is not an integer, or too large")
+
+
+def _check_unchanged(directory: str, saved: tuple[Any, Any], given: tuple[Any, Any]) -> None:
+    for old, new in zip(saved, given, strict=True):
+        for field in dataclasses.fields(old):
+            before, after = getattr(old, field.name), getattr(new, field.name)
+            may_change = isinstance(old, Options) and field.name not in FIXED
+            if before == after or may_change or (field.name == "total_timesteps" and after > before):
+                continue
+            hint = "it may only grow" if field.name == "total_timesteps" else "leave the flag out to resume"
+            raise ValueError(f"{directory} was started with {field.name} = {before}, not {after}; {hint}")
+
+
+def _check_not_swept(sweeps: tuple[str, ...]) -> None:
+    given = {word.partition("=")[0].replace("_", "-") for word in sys.argv[1:]}
+    for sweep in sweeps:
+        flag = f"--{sweep.partition('=')[0].strip().replace('_', '-')}"
+        if flag in given:
+            raise ValueError(f"{flag} is also swept, and would have no effect; leave it or --sweep {flag[2:]} out")
+
+
+def rerun_command(script: str, config: Any, preset: Any, settings: dict[str, float], seed: int, num_seeds: int) -> str:
+    """The command that trains `config` with one setting of a sweep; `preset` is that of the environment."""
+    flags = ["--env", config.env, "--num-seeds", num_seeds, "--seed", seed]
+    for name, value in (dataclasses.asdict(config) | settings).items():
+        if value != getattr(preset, name):
+            flag = name.replace("_", "-")
+            values = {bool: [], tuple: value}.get(type(value), [value])
+            flags += [f"--no-{flag}" if value is False else f"--{flag}", *values]
+    return shlex.join(["python", Path(script).name, *map(str, flags)])

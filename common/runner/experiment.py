@@ -1,0 +1,137 @@
+"""What a run trains, and how far it is: the nouns that the other modules share."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from common.runner.options import Options
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Every seed of every setting, each of which is a lane.
+
+    Lane i is seed i % num_seeds of setting i // num_seeds; only this class knows this order.
+    """
+
+    script: str  # path of the script
+    make: Callable  # Config -> Algorithm
+    config: Any
+    options: Options
+    settings: dict[str, np.ndarray]  # swept field -> float32 [num_settings]; empty without a sweep
+
+    @property
+    def algorithm(self) -> str:
+        """Name of the script."""
+        return Path(self.script).stem
+
+    @property
+    def num_settings(self) -> int:
+        """Number of settings; 1 without a sweep."""
+        return len(next(iter(self.settings.values()), [None]))
+
+    @property
+    def num_lanes(self) -> int:
+        """Number of lanes in the whole run."""
+        return self.num_settings * self.options.num_seeds
+
+    @property
+    def lane_seeds(self) -> np.ndarray:
+        """Seed of each lane, uint32 [num_lanes]."""
+        seeds = np.arange(self.options.seed, self.options.seed + self.options.num_seeds)
+        return np.tile(seeds, self.num_settings).astype(np.uint32)
+
+    @property
+    def lane_settings(self) -> dict[str, np.ndarray]:
+        """Setting of each lane, swept field -> float32 [num_lanes]."""
+        return {name: np.repeat(values, self.options.num_seeds) for name, values in self.settings.items()}
+
+    def lane(self, seed_index: int, setting_index: int) -> int:
+        """The lane of a seed and a setting, both counted from 0. Raises ValueError if there is none."""
+        counts = {"seeds": (seed_index, self.options.num_seeds), "settings": (setting_index, self.num_settings)}
+        for what, (index, count) in counts.items():
+            if not 0 <= index < count:
+                raise ValueError(f"the run has {what} 0 to {count - 1}, not {index}")
+        return setting_index * self.options.num_seeds + seed_index
+
+    def by_setting(self, x: np.ndarray) -> np.ndarray:
+        """Values of the lanes, [num_lanes, ...] -> [num_settings, num_seeds, ...]."""
+        return x.reshape(self.num_settings, self.options.num_seeds, *x.shape[1:])
+
+    def setting(self, index: int) -> dict[str, float]:
+        """One setting, in the shortest numbers that are the same float32."""
+        return {name: float(str(values[index])) for name, values in self.settings.items()}
+
+    def name_setting(self, index: int) -> str:
+        """`learning_rate=0.001 gamma=0.99`; empty without a sweep."""
+        return " ".join(f"{name}={value}" for name, value in self.setting(index).items())
+
+    def name_lane(self, lane: int) -> str:
+        """`seed 3`, in a sweep with its setting."""
+        setting = self.name_setting(lane // self.options.num_seeds)
+        return f"seed {self.lane_seeds[lane]}" + (f" at {setting}" if setting else "")
+
+    def make_lane(self, settings: dict[str, jax.Array]) -> Any:
+        """The Algorithm of one lane; settings: swept field -> []."""
+        return self.make(dataclasses.replace(self.config, **settings))
+
+    def env_steps(self, num_iterations: int) -> np.ndarray:
+        """Env steps of one lane at the end of each of the first iterations, int64 [num_iterations]."""
+        return np.array([self.config.env_steps(i + 1) for i in range(num_iterations)], np.int64)
+
+
+class Part(NamedTuple):
+    """Lanes start to stop - 1, which one process trains at once."""
+
+    start: int
+    stop: int
+
+    @property
+    def num_lanes(self) -> int:
+        """Number of lanes."""
+        return self.stop - self.start
+
+
+def split_lanes(num_lanes: int, num_processes: int, lanes_per_batch: int) -> list[Part]:
+    """Parts of at most `lanes_per_batch` lanes in order, the same number for each process."""
+    num_parts = num_processes * -(-num_lanes // (num_processes * lanes_per_batch))
+    bounds = [-(-num_lanes * i // num_parts) for i in range(num_parts + 1)]
+    return [Part(start, stop) for start, stop in itertools.pairwise(bounds) if start < stop]
+
+
+class Progress(NamedTuple):
+    """Progress of a part."""
+
+    iteration: int
+    state: Any  # of its lanes, with padding
+    metrics: dict[str, np.ndarray]  # [num_lanes, iteration]; empty at the start
+
+
+class Result(NamedTuple):
+    """What the report needs of a part, or of all lanes."""
+
+    metrics: dict[str, np.ndarray]  # [num_lanes, num_iterations]
+    scores: dict[str, np.ndarray]  # [num_lanes] of the greedy evaluation; empty without one
+    is_healthy: np.ndarray  # [num_lanes] bool, all parameters are finite
+
+
+def join_results(results: list[Result]) -> Result:
+    """Concatenate the lanes of all parts. A score that a part lacks is left out."""
+
+    def join(name: str) -> dict[str, np.ndarray]:
+        trees = [getattr(result, name) for result in results]
+        names = [key for key in trees[0] if all(key in tree for tree in trees)]
+        return {key: np.concatenate([tree[key] for tree in trees]) for key in names}
+
+    return Result(join("metrics"), join("scores"), np.concatenate([result.is_healthy for result in results]))
+
+
+def append_metrics(metrics: dict[str, np.ndarray], records: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Join [num_lanes, n] and [num_lanes, m] of each metric; `metrics` may be empty."""
+    return {name: np.concatenate([metrics[name], x], axis=1) if metrics else x for name, x in records.items()}

@@ -1,0 +1,168 @@
+"""The folder of a run: config.json, metrics.npz, curve.csv, summary.json, checkpoints, and parts/ with the same."""
+
+import contextlib
+import csv
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.runner.experiment import Part
+from common.runner.options import Options
+from common.runner.record import Record, parse_record
+from common.runner.statistics import Curve
+
+CHECKPOINT, EVALUATION = "checkpoint.safetensors", "evaluation.npz"
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to; it becomes `path` when the block ends. After a kill `path` is the old file or the new one."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield aside
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write JSON; NaN, which JSON does not have, becomes null."""
+    with replacing(path) as aside:
+        aside.write_text(json.dumps(_without_nan(content), indent=2) + "\n")
+
+
+def _without_nan(x: Any) -> Any:
+    if isinstance(x, dict):
+        return {key: _without_nan(value) for key, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [_without_nan(value) for value in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
+
+
+def make_folder(algorithm: str, env: str, options: Options) -> Path:
+    """Create the run's folder and check that it is writable.
+
+    Raises:
+        ValueError: it holds a run that is not to be resumed, or it cannot be written.
+    """
+    parent = Path(options.out) / algorithm / env
+    directory = Path(options.resume) if options.resume else parent / (options.name or _free_name(parent))
+    if not options.resume and (directory / "config.json").exists():
+        raise ValueError(f"{directory} holds a run; choose another --name, or continue it with --resume {directory}")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with replacing(directory / "writable") as aside:
+            aside.touch()
+        (directory / "writable").unlink()
+    except OSError as error:
+        raise ValueError(f"cannot write to {directory}: {error.strerror}; choose another --out") from error
+    return directory
+
+
+def discard(directory: Path) -> None:
+    """Remove the folder of a run that cannot begin."""
+    (directory / "config.json").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it is not empty
+        directory.rmdir()
+
+
+def _free_name(parent: Path) -> str:
+    """Date and time, plus a number if that folder exists."""
+    now = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    names = (f"{now}-{i}" if i else now for i in itertools.count())
+    return next(name for name in names if not (parent / name).exists())
+
+
+def part_folder(directory: Path, parts: list[Part], part: Part) -> Path:
+    """The folder of a part; a run of a single part has everything in its own folder."""
+    return directory if len(parts) == 1 else directory / "parts" / f"lanes-{part.start}-to-{part.stop - 1}"
+
+
+def write_record(directory: Path, content: dict[str, Any]) -> None:
+    """Write config.json."""
+    write_json(directory / "config.json", content)
+
+
+def read_record(directory: Path) -> Record:
+    """Read config.json. Raises ValueError if it is missing, damaged or contradicts itself."""
+    path = directory / "config.json"
+    try:
+        return parse_record(json.loads(path.read_text()))
+    except FileNotFoundError:
+        raise ValueError(f"no run in {directory}: it has no config.json") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def write_metrics(
+    directory: Path, env_steps: np.ndarray, lanes: dict[str, np.ndarray], metrics: dict[str, np.ndarray]
+) -> None:
+    """Write metrics.npz.
+
+    Args:
+        env_steps: [num_iterations].
+        lanes: what each lane is, `seed` and swept fields, [num_lanes].
+        metrics: [num_lanes, num_iterations].
+    """
+    write_arrays(directory / "metrics.npz", {"env_steps": env_steps} | lanes | metrics)
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write an .npz file."""
+    with replacing(path) as aside, aside.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def read_evaluation(directory: Path) -> dict[str, np.ndarray]:
+    """The evaluation of a part that another process trained. Raises ValueError if it is not there."""
+    try:
+        with np.load(directory / EVALUATION) as file:
+            return dict(file)
+    except FileNotFoundError as error:
+        raise ValueError(f"{directory} is empty: do all processes have the same --out?") from error
+
+
+def read_metrics(directory: Path, env_steps: np.ndarray, lanes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The metrics of the first iterations of a run, [num_lanes, num_iterations] each.
+
+    Args:
+        env_steps, lanes: what the file must say, as for `write_metrics`; it may have more iterations.
+
+    Raises:
+        ValueError: metrics.npz is missing, damaged, too short or of another run.
+    """
+    path, num_iterations = directory / "metrics.npz", len(env_steps)
+    try:
+        with np.load(path) as file:
+            arrays = dict(file)
+    except Exception as error:  # numpy and zipfile raise a wide variety
+        raise ValueError(f"{path} is missing or damaged: {error}") from error
+    if len(arrays.get("env_steps", ())) < num_iterations:
+        raise ValueError(f"{path} has fewer than the {num_iterations} iterations of the checkpoint")
+    expected = {"env_steps": env_steps} | lanes
+    is_same = all(name in arrays and np.array_equal(arrays[name][: len(x)], x) for name, x in expected.items())
+    metrics = {name: x[:, :num_iterations] for name, x in arrays.items() if x.ndim == 2}
+    num_lanes = len(lanes.get("seed", ()))
+    if not is_same or any(x.shape != (num_lanes, num_iterations) for x in metrics.values()):
+        raise ValueError(f"{path} is of another run")
+    return metrics
+
+
+def write_curves(path: Path, settings: dict[str, np.ndarray], curves: list[Curve]) -> None:
+    """Write the learning curve over the seeds of each setting as CSV; settings name -> [num_settings], or empty."""
+    with replacing(path) as aside, aside.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*settings, "env_step", "mean", "iqm", "ci_low", "ci_high"])
+        for index, curve in enumerate(curves):
+            setting = [str(values[index]) for values in settings.values()]
+            for row in zip(curve.env_steps, curve.mean, curve.iqm, curve.ci_low, curve.ci_high, strict=True):
+                writer.writerow([*setting, int(row[0]), *(f"{x:.6g}" for x in row[1:])])

@@ -1,0 +1,76 @@
+"""The command line of a script, from sys.argv to the files of the run."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from common.runner import folder, hosts
+from common.runner.cli import fail, find_preset
+from common.runner.memory import num_bytes
+from common.runner.prepare import Prepared, prepare
+from common.runner.programs import plan
+from common.runner.progress import print_header
+from common.runner.stop import StopSignal
+from common.runner.tracking import Tracker
+from common.runner.training import Run, write_record
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "single-file-jax-rl"
+
+
+def run(script: str, config_class: type, presets: dict[str, Any], make: Callable) -> None:
+    """The command line of a script: read sys.argv, train, evaluate, write files.
+
+    Exits with status 2 and one line on stderr if the input is bad, with 128 + signal after Ctrl-C or SIGTERM, and
+    with 1 if the memory does not suffice or another process ended before its lanes did.
+    """
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", str(CACHE))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    try:
+        prepared = prepare(script, config_class, presets, make)
+    except (ValueError, OSError) as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
+    with StopSignal() as stop:
+        try:
+            begun = begin(prepared, stop)
+            results = begun.train_parts()
+            if not stop.received or (results and len(begun.parts) == 1):
+                begun.conclude(results, find_preset(config_class, presets, prepared.experiment.config.env))
+        except ValueError as error:
+            fail(str(error))
+        except OSError as error:
+            hint = f"what was saved before is complete, continue it with --resume {prepared.directory}"
+            fail(f"cannot save: {error}; {hint}")
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            fail("out of memory; lower --lanes-per-batch, or if it is 1 --num-envs (or --buffer-size)", 1)
+        finally:
+            hosts.leave()
+    if stop.received:
+        print(f"stopped; continue with --resume {prepared.directory}", file=sys.stderr)
+        raise SystemExit(128 + stop.received)
+
+
+def begin(prepared: Prepared, stop: StopSignal) -> Run:
+    """Write the record of a new run, plan the parts and compile."""
+    experiment, directory = prepared.experiment, prepared.directory
+    if not experiment.options.resume:  # before compiling, so that a run killed meanwhile can be resumed
+        write_record(experiment, directory, [], prepared.wandb_id)
+    num_devices = experiment.options.devices or jax.local_device_count()
+    print_header(experiment, num_devices, num_bytes(prepared.abstract_state))
+    try:
+        programs, parts = plan(experiment, prepared.abstract_state, num_devices, prepared.parts)
+    except ValueError:
+        if not experiment.options.resume:
+            folder.discard(directory)
+        raise
+    tracker = Tracker(experiment, directory, prepared.wandb_id)
+    return Run(experiment, directory, prepared.abstract_state, programs, parts, tracker, stop)

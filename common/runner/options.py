@@ -1,0 +1,89 @@
+"""The options of a run: what is asked for besides the Config of the algorithm."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run does besides training."""
+
+    num_seeds: int = 1  # seeds trained in parallel; seed i has the key jax.random.key(SEED + i)
+    seed: int = 0  # first seed
+    # float setting to vary, in one compilation: learning-rate=1e-4,3e-4 or =log:1e-5:1e-2:16 or =lin:LOW:HIGH:COUNT
+    sweep: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    sweep_samples: int = 0  # number of random settings drawn from the ranges of --sweep; 0: train the whole grid
+    out: str = "runs"  # results go to OUT/<script>/<env>/NAME
+    name: str = ""  # folder of this run; empty: date and time
+    eval_episodes: int = 32  # greedy episodes per seed at the end; 0: no evaluation
+    checkpoint_every: float = 60.0  # seconds between checkpoints; 0: after every iteration; the end is always saved
+    checkpoint_buffer: bool = True  # save the replay buffer too; without it files are small but resuming is not exact
+    resume: str = ""  # folder of a run to continue, or to extend with a larger --total-timesteps
+    devices: int = 0  # number of devices of this host to use; 0: all; on a CPU a device is a core
+    lanes_per_batch: str = "auto"  # lanes (seeds x settings) trained at once, the others after them; auto: all that fit
+    coordinator: str = ""  # HOST:PORT of process 0 of several; auto: detected from Slurm, Open MPI, Kubernetes, TPU pod
+    num_processes: int = 1  # number of processes, with --coordinator HOST:PORT
+    process_id: int = 0  # number of this process, with --coordinator HOST:PORT
+    wandb: Literal["disabled", "offline", "online"] = "disabled"  # Weights & Biases; offline needs no account
+    wandb_project: str = "single-file-jax-rl"  # wandb project
+    wandb_per_seed: bool = False  # one wandb run per seed in one group, instead of one run with the IQM over seeds
+
+
+# Options that may not change when a run is resumed, and those that describe a process instead of the run.
+FIXED = ("num_seeds", "seed", "sweep", "sweep_samples", "lanes_per_batch", "out", "name")
+PROCESS = ("resume", "coordinator", "num_processes", "process_id")
+
+
+def check_options(options: Options) -> None:
+    """Raise ValueError, naming the option, if one has a value that cannot be used."""
+    if options.num_seeds < 1:
+        raise ValueError(f"num_seeds must be at least 1, not {options.num_seeds}")
+    if not 0 <= options.seed <= 2**32 - options.num_seeds:
+        raise ValueError(f"seed must be between 0 and 2**32 - num_seeds, not {options.seed}")
+    for name in ("sweep_samples", "eval_episodes", "devices"):
+        if getattr(options, name) < 0:
+            raise ValueError(f"{name} must not be negative, not {getattr(options, name)}")
+    if not 0 <= options.checkpoint_every < float("inf"):
+        raise ValueError(f"checkpoint_every must be a number of seconds, at least 0, not {options.checkpoint_every}")
+    batch = options.lanes_per_batch
+    if batch != "auto" and not (batch.isdecimal() and int(batch) >= 1):
+        raise ValueError(f"lanes_per_batch must be auto or at least 1, not {batch}")
+    if options.name in (".", "..") or "/" in options.name or not options.name.isprintable():
+        raise ValueError(f"name must be the name of one folder, not {options.name!r}; --out says where it is")
+    _check_processes(options)
+
+
+def _check_processes(options: Options) -> None:
+    if not 0 <= options.process_id < options.num_processes:
+        raise ValueError(
+            f"process_id must be between 0 and num_processes - 1, not {options.process_id} of {options.num_processes}"
+        )
+    if options.num_processes > 1 and not options.coordinator:
+        raise ValueError("num_processes > 1 needs --coordinator HOST:PORT, the same for all of them")
+    host, _, port = options.coordinator.rpartition(":")
+    is_address = host and port.isdecimal() and 1 <= int(port) <= 65535
+    if options.coordinator not in ("", "auto") and not is_address:
+        raise ValueError(f"coordinator must be HOST:PORT with a port of 1 to 65535, or auto, not {options.coordinator}")
+
+
+def to_json(options: Options) -> dict[str, Any]:
+    """The options that are recorded, so that a resumed run uses them again."""
+    return {name: x for name, x in dataclasses.asdict(options).items() if name not in PROCESS}
+
+
+def from_json(content: dict[str, Any]) -> Options:
+    """The options of a record. Raises ValueError if one is missing, unknown or of another type."""
+    defaults = to_json(Options())
+    if content.keys() != defaults.keys():
+        raise ValueError(f"its options are not those of this version: {', '.join(content.keys() ^ defaults.keys())}")
+    values = {name: tuple(x) if isinstance(x, list) else x for name, x in content.items()}
+    for name, x in values.items():
+        kinds = (float, int) if isinstance(defaults[name], float) else (type(defaults[name]),)
+        if type(x) not in kinds or (name == "sweep" and not all(isinstance(text, str) for text in x)):
+            raise ValueError(f"its option {name} cannot be {x!r}")
+    options = Options(**values)
+    check_options(options)
+    return options

@@ -1,0 +1,106 @@
+"""Checks of a run before anything is compiled."""
+
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from common.environment import make_env
+from common.runner import folder, hosts
+from common.runner.cli import parse
+from common.runner.devices import strong
+from common.runner.experiment import Experiment, Part
+from common.runner.memory import available_bytes, format_bytes, host_bytes, num_bytes
+from common.runner.options import Options
+from common.runner.sweep import count_settings, make_settings, read_axes
+from common.runner.tracking import check_wandb
+
+
+class Prepared(NamedTuple):
+    """A run of which everything has been checked that can be checked before compiling."""
+
+    experiment: Experiment
+    directory: Path
+    abstract_state: Any  # shapes and dtypes of the State of one lane
+    parts: list[Part]  # of a resumed run; else empty
+    wandb_id: str  # from which the ids of the wandb runs are made
+
+
+def prepare(script: str, config_class: type, presets: dict[str, Any], make: Callable) -> Prepared:
+    """Read the command line, connect the processes, check what is asked for and create the folder.
+
+    Raises:
+        ValueError: one line that says what to change.
+    """
+    config, options = parse(script, config_class, presets)
+    axes = read_axes(options.sweep, options.sweep_samples, config)
+    num_lanes = count_settings(axes, options.sweep_samples) * options.num_seeds
+    if options.coordinator:
+        hosts.connect(options.coordinator, options.num_processes, options.process_id)
+        if jax.process_index() > 0:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115, process 0 prints for all
+    if options.devices > jax.local_device_count():
+        raise ValueError(f"devices = {options.devices}, but there are only {jax.local_device_count()} here")
+    if num_lanes < jax.process_count():
+        raise ValueError(
+            f"{jax.process_count()} processes need at least as many lanes (seeds x settings), not {num_lanes}"
+        )
+    algorithm = make(config)
+    state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
+    check_state(options, num_lanes, num_bytes(state))
+    _, metrics = jax.eval_shape(algorithm.step, state, 0)
+    check_results(num_lanes, config.num_iterations * num_bytes(metrics))
+    check_evaluation(config.env, options)
+    check_wandb(options.wandb)
+    settings = make_settings(axes, options.sweep_samples, options.seed)
+    experiment = Experiment(script, make, config, options, settings)
+    parts, wandb_id = _recorded(experiment) if options.resume else ([], secrets.token_hex(4))
+    directory = hosts.agree("directory", lambda: str(folder.make_folder(experiment.algorithm, config.env, options)))
+    return Prepared(experiment, Path(directory), state, parts, wandb_id)
+
+
+def check_state(options: Options, num_lanes: int, lane_bytes: int) -> None:
+    """Raise ValueError if the State of as many lanes as are asked for at once, or of a single one, does not fit."""
+    available = available_bytes(options.devices or jax.local_device_count())
+    is_auto = options.lanes_per_batch == "auto"
+    least = 1 if is_auto else min(int(options.lanes_per_batch), -(-num_lanes // jax.process_count()))
+    if least * lane_bytes > available:
+        lanes, flag = (
+            ("1 lane", "--num-envs (or --buffer-size)") if least == 1 else (f"{least:,} lanes", "--lanes-per-batch")
+        )
+        raise ValueError(
+            f"the state of {lanes} takes {format_bytes(least * lane_bytes)} and the memory is "
+            f"{format_bytes(available)}; lower {flag}"
+        )
+
+
+def check_results(num_lanes: int, lane_bytes: int) -> None:
+    """Raise ValueError if the metrics of all lanes do not fit the memory of this host, which joins and writes them."""
+    most = host_bytes() // (3 * lane_bytes)  # joining copies them, writing may do so once more
+    if num_lanes > most:
+        raise ValueError(
+            f"{num_lanes:,} lanes (seeds x settings) record {format_bytes(num_lanes * lane_bytes)} of metrics; "
+            f"at most {most:,} lanes fit in {format_bytes(host_bytes())} of memory"
+        )
+
+
+def check_evaluation(env_name: str, options: Options) -> None:
+    """Raise ValueError if the evaluation episodes of one lane do not fit: their environments run side by side."""
+    env, keys = make_env(env_name), jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((1,), "uint32"))
+    most = available_bytes(1) // (2 * num_bytes(jax.eval_shape(env.reset, keys)))
+    if options.eval_episodes > most:
+        raise ValueError(f"eval_episodes = {options.eval_episodes:,}, but at most {most:,} fit in the memory")
+
+
+def _recorded(experiment: Experiment) -> tuple[list[Part], str]:
+    """Parts and wandb id of a run that is resumed. Raises ValueError if its settings are not those of its sweep."""
+    record = folder.read_record(Path(experiment.options.resume))
+    saved, made = ({name: x.tolist() for name, x in of.settings.items()} for of in (record, experiment))
+    if saved != made:
+        path = Path(experiment.options.resume) / "config.json"
+        raise ValueError(f"{path} cannot be read: its settings are not those of its sweep")
+    return record.parts, record.wandb_id

@@ -1,0 +1,166 @@
+"""The compiled programs of a run, and how its lanes are divided so that they fit the memory."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from common.environment import make_env
+from common.runner import hosts
+from common.runner.devices import compile_init, compile_segment, is_finite, make_placement
+from common.runner.evaluation import evaluate
+from common.runner.experiment import Experiment, Part, split_lanes
+from common.runner.memory import available_bytes, format_bytes, num_bytes, program_bytes
+
+MAX_SEGMENT = 256  # iterations in one segment
+
+
+class Programs:
+    """Initialisation, training and evaluation of `num_lanes` lanes, the same programs for every part.
+
+    They are compiled in threads: initialisation beside training, evaluation while training runs.
+    """
+
+    def __init__(self, experiment: Experiment, abstract_state: Any, num_lanes: int, num_devices: int):
+        self.experiment = experiment
+        self.placement = make_placement(num_lanes, num_devices)
+        self.capacity = min(experiment.config.num_iterations, MAX_SEGMENT)  # iterations in a call
+        self.settings = {name: jax.ShapeDtypeStruct((), x.dtype) for name, x in experiment.settings.items()}
+        self.settings, self.state = self.placement.abstract((self.settings, abstract_state))
+        self.threads = ThreadPoolExecutor(max_workers=1)
+
+    def inputs(self, part: Part) -> tuple[dict[str, jax.Array], jax.Array]:
+        """Settings and keys of a part, placed on the devices."""
+        experiment, rows = self.experiment, slice(part.start, part.stop)
+        settings = {name: x[rows] for name, x in experiment.lane_settings.items()}
+        keys = jax.vmap(jax.random.key)(experiment.lane_seeds[rows])
+        return self.placement._replace(num_lanes=part.num_lanes).place((settings, keys))
+
+    def place(self, part: Part, tree: Any) -> Any:
+        """Spread arrays [num_lanes, ...] of a part over the devices, with padding."""
+        return self.placement._replace(num_lanes=part.num_lanes).place(tree)
+
+    def trim(self, part: Part, tree: Any) -> Any:
+        """Copy arrays of a part to the host, without padding: [num_lanes, ...]."""
+        return self.placement._replace(num_lanes=part.num_lanes).trim(tree)
+
+    @cached_property
+    def init(self) -> Future:
+        """Of `(settings, keys) -> State`; accessing it starts the compilation."""
+        return self.threads.submit(compile_init, self.experiment.make_lane, self.placement, self.settings)
+
+    @cached_property
+    def segment(self) -> Callable:
+        """`(settings, State, start, stop) -> (State, metrics)`."""
+        started = time.perf_counter()
+        if not self.experiment.options.resume:
+            _ = self.init
+        segment = compile_segment(self.experiment.make_lane, self.placement, self.settings, self.state, self.capacity)
+        elapsed, used = time.perf_counter() - started, format_bytes(program_bytes(segment))
+        print(f"compiled in {elapsed:.1f} s, {used} on each device", flush=True)
+        return segment
+
+    @property
+    def share_of_memory(self) -> float:
+        """Memory of the training program, as a share of the memory of its devices."""
+        return self._share(self.segment)
+
+    def _share(self, program: jax.stages.Compiled) -> float:
+        num_devices = self.placement.sharding.num_devices
+        return program_bytes(program) * num_devices / available_bytes(num_devices)
+
+    @cached_property
+    def evaluation(self) -> Future:
+        """Of `(settings, State, keys, batch) -> episodes` and its number of episodes per lane."""
+        return self.threads.submit(self._compile_evaluation)
+
+    def start_compiling_evaluation(self) -> None:
+        """Compile the evaluation, if there will be one, while training runs."""
+        if self.experiment.options.eval_episodes:
+            _ = self.evaluation
+
+    def _compile_evaluation(self) -> tuple[Callable, int]:
+        num_episodes = self.experiment.options.eval_episodes
+        keys = self.placement.abstract(jax.eval_shape(jax.random.key, 0))
+        while True:
+
+            def play(settings, state, key, batch, num_episodes=num_episodes):
+                # Training folds nothing into a lane's key, so evaluation never uses a key of training.
+                key = jax.random.fold_in(key, np.uint32(2**32 - 1) - batch)
+                act = self.experiment.make_lane(settings).act
+                env = make_env(self.experiment.config.env)
+                return evaluate(env, lambda obs: act(state, obs), key, num_episodes)
+
+            program = jax.jit(self.placement.each(play, num_shared=1))
+            program = program.lower(self.settings, self.state, keys, np.uint32(0)).compile()
+            share = self._share(program)
+            if share <= 1 or num_episodes == 1:
+                return program, num_episodes
+            num_episodes = max(1, int(num_episodes / share))
+
+    def evaluate(self, part: Part, state: Any) -> dict[str, np.ndarray]:
+        """Mean greedy return and length over `eval_episodes` whole episodes, and the number of those that were cut.
+
+        Returns:
+            [num_lanes] each; empty without evaluation.
+        """
+        total = self.experiment.options.eval_episodes
+        if not total:
+            return {}
+        (settings, keys), (program, num_episodes) = self.inputs(part), self.evaluation.result()
+        num_batches = -(-total // num_episodes)
+        batches = [self.trim(part, program(settings, state, keys, np.uint32(i))) for i in range(num_batches)]
+        episodes = jax.tree.map(lambda *x: np.concatenate(x, axis=1)[:, :total], *batches)
+        return {
+            "eval_episode_return": episodes["episode_return"].mean(axis=1),
+            "eval_episode_length": episodes["episode_length"].mean(axis=1),
+            "eval_cut_episodes": episodes["is_cut"].sum(axis=1),
+        }
+
+    def is_healthy(self, part: Part, state: Any) -> np.ndarray:
+        """Whether all parameters are finite, [num_lanes] bool."""
+        return self.trim(part, jax.jit(is_finite)(state.params))
+
+
+def plan(
+    experiment: Experiment, abstract_state: Any, num_devices: int, recorded: list[Part]
+) -> tuple[Programs, list[Part]]:
+    """Divide the lanes into parts that fit the memory, and compile. A run that is resumed keeps its recorded parts.
+
+    Raises:
+        ValueError: what is asked for does not fit.
+    """
+
+    def divide(lanes_per_batch: int) -> tuple[Programs, list[Part]]:
+        parts = recorded or split_lanes(experiment.num_lanes, jax.process_count(), lanes_per_batch)
+        num_lanes = max(part.num_lanes for part in parts)
+        return Programs(experiment, abstract_state, num_lanes, num_devices), parts
+
+    asked = experiment.options.lanes_per_batch
+    if asked != "auto" or recorded:
+        programs, parts = divide(experiment.num_lanes if asked == "auto" else int(asked))
+        check_fits(programs, "resume it on a machine with more memory" if recorded else "lower --lanes-per-batch")
+        return programs, parts
+    programs, parts = divide(max(1, available_bytes(num_devices) // num_bytes(abstract_state)))
+    while (share := programs.share_of_memory) > 1 and programs.placement.num_lanes > 1:
+        programs, parts = divide(max(1, int(programs.placement.num_lanes / share)))
+
+    def decide() -> str:
+        check_fits(programs, "")
+        return str(programs.placement.num_lanes)
+
+    num_lanes = int(hosts.agree("lanes_per_batch", decide))
+    return (programs, parts) if num_lanes == programs.placement.num_lanes else divide(num_lanes)
+
+
+def check_fits(programs: Programs, hint: str) -> None:
+    """Raise ValueError if the training program takes more memory than its devices have."""
+    share, num_lanes = programs.share_of_memory, programs.placement.num_lanes
+    if share > 1:
+        lanes = "one lane takes" if num_lanes == 1 else f"{num_lanes} lanes take"
+        hint = "lower --num-envs (or --buffer-size)" if num_lanes == 1 else hint
+        raise ValueError(f"{lanes} {share:.2f} times the memory; {hint}")

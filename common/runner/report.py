@@ -1,0 +1,132 @@
+"""The end of a run: the tables that it prints, and the files that belong to the end."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.environment import make_env
+from common.runner import folder
+from common.runner.cli import rerun_command
+from common.runner.evaluation import max_steps
+from common.runner.experiment import Experiment, Result
+from common.runner.plots import plot_curve, plot_curves, plot_metrics, plot_sweep
+from common.runner.statistics import final_return, learning_curve, rank, summarize
+
+MAX_ROWS = 20  # settings in the table, and lanes in a list
+
+
+def report(experiment: Experiment, directory: Path, result: Result, preset: Any) -> None:
+    """Print the table of scores and write summary.json, curve.csv and the plots. `preset`: of the environment."""
+    config, metrics, scores = experiment.config, result.metrics, dict(result.scores)
+    num_iterations, num_cut = (
+        metrics["episode_return"].shape[1],
+        int(scores.pop("eval_cut_episodes", np.zeros(1)).sum()),
+    )
+    env_steps = experiment.env_steps(num_iterations)
+    losses = [x for name, x in metrics.items() if name != "num_episodes" and not name.startswith("episode_")]
+    is_healthy = result.is_healthy & np.all([np.isfinite(x).all(axis=1) for x in losses], axis=0)
+    title = f"{experiment.algorithm} on {config.env}"
+    summary = {
+        "env": config.env,
+        "env_steps": int(env_steps[-1]),
+        "eval_episodes": experiment.options.eval_episodes,
+        "eval_cut_episodes": num_cut,
+    }
+    settings = [summarize_setting(experiment, scores, is_healthy, i) for i in range(experiment.num_settings)]
+    returns, counts = (experiment.by_setting(metrics[name]) for name in ("episode_return", "num_episodes"))
+    curves = [learning_curve(env_steps, *x) for x in zip(returns, counts, strict=True)]
+    ranking = [0]
+    if experiment.settings:
+        training = final_return(metrics["episode_return"], metrics["num_episodes"])
+        ranked = [summarize(x) for x in experiment.by_setting(scores.get("eval_episode_return", training))]
+        ranking = rank(ranked)
+        best, options = experiment.setting(ranking[0]), experiment.options
+        rerun = rerun_command(experiment.script, config, preset, best, options.seed, options.num_seeds)
+        print_ranking(experiment, directory, ranked, ranking, bool(scores))
+        print(f"the best again: {rerun}")
+        summary |= {"settings": settings, "ranking": ranking, "rerun": rerun}
+        is_grid = options.sweep_samples == 0
+        attempt(plot_sweep, directory / "sweep.png", experiment.settings, ranked, is_grid, title)
+        names = [experiment.name_setting(i) for i in range(experiment.num_settings)]
+        attempt(plot_curves, directory / "curve.png", names, curves, ranking, title)
+    else:
+        summary |= settings[0]
+        print_scores(summary)
+        attempt(plot_curve, directory / "curve.png", curves[0], title)
+    print_warnings(experiment, num_cut, np.flatnonzero(~is_healthy))
+    shown = {name: experiment.by_setting(x)[ranking[0]] for name, x in metrics.items()}
+    attempt(plot_metrics, directory / "metrics.png", env_steps, shown, title)
+    attempt(folder.write_json, directory / "summary.json", summary)
+    attempt(folder.write_curves, directory / "curve.csv", experiment.settings, curves)
+    print(f"results in {directory}", flush=True)
+
+
+def attempt(write: Callable, path: Path, *content: Any) -> None:
+    """Write a file. Checkpoint and metrics are saved already, so an error is only a warning."""
+    try:
+        write(path, *content)
+    except OSError as error:
+        print(f"warning: {path} is not written: {error}", file=sys.stderr)
+
+
+def summarize_setting(
+    experiment: Experiment, scores: dict[str, np.ndarray], is_healthy: np.ndarray, index: int
+) -> dict[str, Any]:
+    """What summary.json says of one setting."""
+    seeds, healthy = (experiment.by_setting(x)[index] for x in (experiment.lane_seeds, is_healthy))
+    by_setting = {name: experiment.by_setting(x)[index] for name, x in scores.items()}
+    summaries = {name: summarize(x) | {"per_seed": x.tolist()} for name, x in by_setting.items()}
+    return experiment.setting(index) | {"diverged_seeds": seeds[~healthy].tolist()} | summaries
+
+
+def row(score: dict[str, float], names: list[str]) -> str:
+    """Columns of a table: the named statistics, the interval behind the IQM."""
+    interval = f"{score['ci_low']:.1f} to {score['ci_high']:.1f}" if np.isfinite(score["ci_low"]) else "-"
+    return " ".join(f"{score[name]:10.1f}" + (f" {interval:>23}" if name == "iqm" else "") for name in names)
+
+
+def count(number: int, what: str) -> str:
+    """1, "seed" -> '1 seed'."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def print_scores(summary: dict[str, Any]) -> None:
+    """Print the scores over seeds."""
+    if "eval_episode_return" in summary:
+        score = summary["eval_episode_return"]
+        seeds = count(len(score["per_seed"]), "seed")
+        print(f"\ngreedy evaluation of {seeds}, {count(summary['eval_episodes'], 'whole episode')} each:")
+        print(f"{'mean':>10} {'IQM':>10} {'95 % CI of the IQM':>23} {'min':>10} {'max':>10}")
+        print(row(score, ["mean", "iqm", "min", "max"]))
+
+
+def print_ranking(
+    experiment: Experiment, directory: Path, scores: list[dict[str, float]], ranking: list[int], is_evaluated: bool
+) -> None:
+    """Print the settings of a sweep, best first."""
+    episodes = f"greedy evaluation over {count(experiment.options.eval_episodes, 'whole episode')}"
+    what = episodes if is_evaluated else "training return over the last tenth"
+    seeds = count(experiment.options.num_seeds, "seed")
+    print(f"\n{what}, {count(experiment.num_settings, 'setting')} with {seeds} each, best first:")
+    names = [experiment.name_setting(index) for index in ranking[:MAX_ROWS]]
+    width = max(map(len, names))
+    print(f"{'':{width}} {'IQM':>10} {'95 % CI of the IQM':>23} {'min':>10} {'max':>10}")
+    for name, index in zip(names, ranking, strict=False):
+        print(f"{name:{width}} {row(scores[index], ['iqm', 'min', 'max'])}")
+    if len(ranking) > MAX_ROWS:
+        print(f"and {len(ranking) - MAX_ROWS} more in {directory / 'summary.json'}")
+
+
+def print_warnings(experiment: Experiment, num_cut: int, diverged: np.ndarray) -> None:
+    """Print how many evaluation episodes were cut, and which lanes diverged."""
+    if num_cut:
+        total = experiment.num_lanes * experiment.options.eval_episodes
+        steps = max_steps(make_env(experiment.config.env))
+        print(f"{num_cut:,} of {total:,} evaluation episodes had not ended after {steps:,} steps and were cut")
+    if len(diverged):
+        names = [experiment.name_lane(lane) for lane in diverged[:MAX_ROWS]]
+        more = f" and {len(diverged) - MAX_ROWS} more" if len(diverged) > MAX_ROWS else ""
+        print(f"diverged (a loss or a parameter is not finite): {', '.join(names)}{more}")

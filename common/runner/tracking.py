@@ -1,0 +1,87 @@
+"""Weights & Biases, fed by the host between segments."""
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from common.runner.experiment import Experiment
+from common.runner.statistics import iqm
+
+
+def check_wandb(mode: str) -> None:
+    """Raise ValueError if wandb is asked for and not installed, or online and not logged in."""
+    if mode == "disabled":
+        return
+    if importlib.util.find_spec("wandb") is None:
+        raise ValueError(f"--wandb {mode} needs the package wandb: pip install wandb")
+    if mode == "online" and not _is_logged_in():
+        raise ValueError("--wandb online needs an account: run `wandb login` first, or use --wandb offline")
+
+
+def _is_logged_in() -> bool:
+    import wandb
+
+    try:
+        return wandb.login(prompt=False, verify=False)
+    except wandb.errors.Error:
+        return False
+
+
+class Tracker:
+    """Logs metrics on env steps: one wandb run per setting with the IQM over seeds, or one per lane, in one group.
+
+    A resumed run continues its wandb runs, whose ids are made of `wandb_id`.
+    """
+
+    def __init__(self, experiment: Experiment, directory: Path, wandb_id: str):
+        self.wandb_id = wandb_id
+        self.runs = []  # pairs of a wandb run and the lanes that it shows
+        options = experiment.options
+        if options.wandb == "disabled" or jax.process_index() > 0:
+            return
+        import wandb
+
+        group, lanes = f"{experiment.config.env}-{directory.name}", np.arange(experiment.num_lanes)
+        for index, lanes_of_setting in enumerate(experiment.by_setting(lanes)):
+            setting = experiment.setting(index)
+            name = "-".join([group, *(f"{field}={value:g}" for field, value in setting.items())])
+            shown = lanes_of_setting[:, None] if options.wandb_per_seed else lanes_of_setting[None]
+            for lanes in shown:
+                seed = int(experiment.lane_seeds[lanes[0]])
+                config = dataclasses.asdict(experiment.config) | setting
+                run = wandb.init(
+                    mode=options.wandb,
+                    project=options.wandb_project,
+                    id=f"{wandb_id}-{len(self.runs)}",
+                    resume="allow",
+                    name=f"{name}-seed{seed}" if options.wandb_per_seed else name,
+                    group=group,
+                    config=config | {"seed": seed, "num_seeds": options.num_seeds},
+                    dir=directory,
+                    reinit="create_new",
+                    settings=wandb.Settings(silent=True),
+                )
+                run.define_metric("env_steps")
+                run.define_metric("*", step_metric="env_steps")
+                self.runs.append((run, lanes))
+
+    def log(self, env_steps: np.ndarray, metrics: dict[str, np.ndarray]) -> None:
+        """env_steps [n], metrics [num_lanes, n]; values that are not finite (no episode ended) are left out."""
+        for run, lanes in self.runs:
+            for i, step in enumerate(env_steps):
+                values = {name: _iqm_of_finite(x[lanes, i]) for name, x in metrics.items()}
+                run.log({"env_steps": int(step)} | {name: x for name, x in values.items() if np.isfinite(x)})
+
+    def finish(self, scores: dict[str, np.ndarray]) -> None:
+        """Write scores of the evaluation, [num_lanes] each, into the summary and close."""
+        for run, lanes in self.runs:
+            run.summary.update({name: float(iqm(x[lanes])) for name, x in scores.items()})
+            run.finish()
+
+
+def _iqm_of_finite(x: np.ndarray) -> float:
+    x = x[np.isfinite(x)]
+    return float(iqm(x)) if len(x) else float("nan")

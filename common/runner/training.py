@@ -1,0 +1,166 @@
+"""Training: segments of one compiled program; between segments the host reports, logs and saves."""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from common.runner import checkpoint, folder, hosts
+from common.runner.cli import fail
+from common.runner.experiment import Experiment, Part, Progress, Result, append_metrics, join_results
+from common.runner.programs import Programs
+from common.runner.progress import ProgressDisplay
+from common.runner.record import make_record
+from common.runner.stop import StopSignal
+from common.runner.tracking import Tracker
+
+SECONDS_PER_SEGMENT = 1.0  # target duration of a segment
+
+
+def write_record(experiment: Experiment, directory: Path, parts: list[Part], wandb_id: str) -> None:
+    """Write config.json; process 0 does it for all."""
+    if jax.process_index() == 0:
+        folder.write_record(directory, make_record(experiment, parts, wandb_id))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run whose programs are compiled. The parts of this process are trained one after another."""
+
+    experiment: Experiment
+    directory: Path
+    abstract_state: Any
+    programs: Programs
+    parts: list[Part]  # of all processes
+    tracker: Tracker
+    stop: StopSignal
+
+    def folder_of(self, part: Part) -> Path:
+        """Where the checkpoint and the metrics of a part are."""
+        return folder.part_folder(self.directory, self.parts, part)
+
+    def lanes_of(self, part: Part) -> dict[str, np.ndarray]:
+        """Seed and swept fields of the lanes of a part, as metrics.npz has them."""
+        settings = {f"sweep_{name}": x for name, x in self.experiment.lane_settings.items()}
+        lanes = {"seed": self.experiment.lane_seeds} | settings
+        return {name: x[part.start : part.stop] for name, x in lanes.items()}
+
+    def train_parts(self) -> dict[Part, Result]:
+        """Train and evaluate the parts of this process."""
+        results = {}
+        for part in self.parts[jax.process_index() :: jax.process_count()]:
+            if len(self.parts) > 1:
+                print(f"lanes {part.start} to {part.stop - 1} of {self.experiment.num_lanes}", flush=True)
+            progress = self.train(part, self.start(part))
+            if progress.iteration > 0:
+                is_healthy = self.programs.is_healthy(part, progress.state)
+                results[part] = Result(progress.metrics, self.evaluate(part, progress.state), is_healthy)
+                if jax.process_count() > 1:
+                    scores = results[part].scores | {"is_healthy": is_healthy}
+                    folder.write_arrays(self.folder_of(part) / folder.EVALUATION, scores)
+            if self.stop.received:
+                break
+            del progress  # its state would share the memory with that of the next part
+        return results
+
+    def start(self, part: Part) -> Progress:
+        """A part starts from a fresh State, or from its checkpoint when resuming.
+
+        The record is written when the checkpoint has been read: a run that cannot be resumed stays as it is.
+        """
+        path, options = self.folder_of(part) / folder.CHECKPOINT, self.experiment.options
+        iteration = checkpoint.read_iteration(path) if options.resume else None
+        settings, keys = self.programs.inputs(part)
+        if iteration is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_record(self.experiment, self.directory, self.parts, self.tracker.wandb_id)
+            return Progress(0, self.programs.init.result()(settings, keys), {})
+        lanes = lambda x: jax.ShapeDtypeStruct((part.num_lanes, *x.shape), x.dtype)  # noqa: E731
+        state = checkpoint.restore(path, jax.tree.map(lanes, self.abstract_state))
+        metrics = folder.read_metrics(path.parent, self.experiment.env_steps(iteration), self.lanes_of(part))
+        if getattr(self.abstract_state, "buffer", None) is not None and state.buffer is None:
+            print("the checkpoint has no replay buffer: it is filled again with random transitions", flush=True)
+            state = state.replace(buffer=self.programs.trim(part, self.programs.init.result()(settings, keys).buffer))
+        write_record(self.experiment, self.directory, self.parts, self.tracker.wandb_id)
+        env_steps = self.experiment.config.env_steps(iteration)
+        print(f"resumed {path.parent} at {env_steps:,} env steps", flush=True)
+        return Progress(iteration, self.programs.place(part, state), metrics)
+
+    def train(self, part: Part, progress: Progress) -> Progress:
+        """Run segments until the end or a signal, and save."""
+        config, options, total = self.experiment.config, self.experiment.options, self.experiment.config.num_iterations
+        if progress.iteration >= total:
+            return progress
+        settings, _ = self.programs.inputs(part)
+        seconds, length = min(SECONDS_PER_SEGMENT, options.checkpoint_every), 1
+        saved, saved_time = progress.iteration, time.perf_counter()
+        self.programs.start_compiling_evaluation()
+        steps = config.env_steps(total), config.env_steps(progress.iteration)
+        with ProgressDisplay(*steps, part.num_lanes) as display:
+            while progress.iteration < total and not self.stop.received:
+                started = time.perf_counter()
+                start, end = progress.iteration, min(progress.iteration + length, total)
+                state, records = self.programs.segment(settings, progress.state, np.int32(start), np.int32(end))
+                records = {name: np.asarray(x)[: part.num_lanes, : end - start] for name, x in records.items()}
+                progress = Progress(end, state, append_metrics(progress.metrics, records))
+                speed = (end - start) / (time.perf_counter() - started)
+                length = int(np.clip(speed * seconds, 1, self.programs.capacity))
+                display.update(config.env_steps(end), progress.metrics)
+                if part.num_lanes == self.experiment.num_lanes:
+                    self.tracker.log(self.experiment.env_steps(end)[start:], records)
+                if time.perf_counter() - saved_time >= options.checkpoint_every:
+                    self.save(part, progress)
+                    saved, saved_time = progress.iteration, time.perf_counter()
+        if saved < progress.iteration:
+            self.save(part, progress)
+        return progress
+
+    def save(self, part: Part, progress: Progress) -> None:
+        """Write metrics and checkpoint. Metrics come first: a checkpoint never has iterations without metrics."""
+        path, state = self.folder_of(part), progress.state
+        env_steps = self.experiment.env_steps(progress.iteration)
+        folder.write_metrics(path, env_steps, self.lanes_of(part), progress.metrics)
+        if not self.experiment.options.checkpoint_buffer and hasattr(state, "buffer"):
+            state = state.replace(buffer=None)
+        checkpoint.save(path / folder.CHECKPOINT, progress.iteration, self.programs.trim(part, state))
+
+    def evaluate(self, part: Part, state: Any) -> dict[str, np.ndarray]:
+        """Scores of the greedy evaluation, [num_lanes] each. The part is saved: what fails here is only a warning."""
+        try:
+            return self.programs.evaluate(part, state)
+        except jax.errors.JaxRuntimeError as error:
+            print(f"warning: no evaluation: {str(error).splitlines()[0]}; lower --eval-episodes", file=sys.stderr)
+            return {}
+
+    def conclude(self, results: dict[Part, Result], preset: Any) -> None:
+        """Join the results of all parts and report; process 0 does it for all."""
+        from common.runner.report import report  # a second of imports, which training need not wait for
+
+        absent = hosts.wait_for_all()
+        if absent:
+            who = "process " + ", ".join(map(str, absent))
+            hint = f"the others are saved, continue with --resume {self.directory}"
+            fail(f"{who} ended before its lanes did; {hint}", 1)
+        if jax.process_index() > 0:
+            return
+        result = join_results([results.get(part) or self.read_result(part) for part in self.parts])
+        if len(self.parts) > 1:
+            env_steps = self.experiment.env_steps(self.experiment.config.num_iterations)
+            folder.write_metrics(
+                self.directory, env_steps, self.lanes_of(Part(0, self.experiment.num_lanes)), result.metrics
+            )
+            self.tracker.log(env_steps, result.metrics)
+        report(self.experiment, self.directory, result, preset)
+        self.tracker.finish(result.scores)
+
+    def read_result(self, part: Part) -> Result:
+        """The result written by another process."""
+        path = self.folder_of(part)
+        scores = folder.read_evaluation(path)
+        env_steps = self.experiment.env_steps(self.experiment.config.num_iterations)
+        metrics = folder.read_metrics(path, env_steps, self.lanes_of(part))
+        return Result(metrics, scores, scores.pop("is_healthy"))

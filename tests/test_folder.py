@@ -1,0 +1,374 @@
+"""common/runner/folder.py and record.py: what is written can be read back; what is damaged is refused."""
+
+import csv
+import dataclasses
+import json
+import math
+import resource
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from common.config import NonNegative
+from common.runner import folder
+from common.runner.experiment import Experiment, Part, append_metrics
+from common.runner.folder import read_metrics, read_record, replacing, write_curves, write_json, write_metrics
+from common.runner.options import Options
+from common.runner.record import make_record, read_config
+from common.runner.statistics import Curve
+
+# -- Atomic writes -----------------------------------------------------------------------------------------------------
+
+
+def test_the_new_content_replaces_the_old_and_nothing_else_is_left(tmp_path):
+    path = tmp_path / "file.txt"
+    for content in (b"a long first version", b"", b"\x00\xff second"):
+        with replacing(path) as aside:
+            aside.write_bytes(content)
+        assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.fixture
+def full_disk():
+    """No file can grow past 1000 bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, full_disk):
+    path = tmp_path / "file.txt"
+    path.write_bytes(b"old")
+    with pytest.raises(OSError, match="too large"), replacing(path) as aside:
+        aside.write_bytes(bytes(5000))
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_curve_that_does_not_fit_on_the_disk_leaves_the_old_one(tmp_path, full_disk):
+    write_curves(tmp_path / "curve.csv", {}, [curve_of(3)])
+    before = (tmp_path / "curve.csv").read_bytes()
+    with pytest.raises(OSError, match="too large"):
+        write_curves(tmp_path / "curve.csv", {}, [curve_of(5000)])
+    assert (tmp_path / "curve.csv").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["curve.csv"]
+
+
+def curve_of(num_points):
+    x = np.arange(num_points, dtype=float)
+    return Curve(x, x[None], x, x, x, x)
+
+
+def test_metrics_that_do_not_fit_on_the_disk_leave_the_old_ones(tmp_path, full_disk):
+    lanes = {"seed": np.arange(1)}
+    write_metrics(tmp_path, np.arange(2), lanes, {"loss": np.ones((1, 2), np.float32)})
+    with pytest.raises(OSError, match="too large"):
+        write_metrics(tmp_path, np.arange(2000), lanes, {"loss": np.zeros((1, 2000), np.float32)})
+    np.testing.assert_array_equal(read_metrics(tmp_path, np.arange(2), lanes)["loss"], [[1.0, 1.0]])
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.npz"]
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def no_constant(name):
+    raise AssertionError(f"{name} is not JSON")
+
+
+def test_nan_and_infinity_become_null_at_any_depth(tmp_path):
+    content = {"a": math.nan, "b": [1.5, math.inf], "c": (np.float64("nan"),), "d": {"e": {"f": -math.inf}}, "g": "NaN"}
+    write_json(tmp_path / "x.json", content)
+    written = json.loads((tmp_path / "x.json").read_text(), parse_constant=no_constant)
+    assert written == {"a": None, "b": [1.5, None], "c": [None], "d": {"e": {"f": None}}, "g": "NaN"}
+
+
+finite = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+
+
+@given(
+    content=st.dictionaries(
+        st.text(), st.recursive(finite, lambda x: st.lists(x) | st.dictionaries(st.text(), x), max_leaves=8)
+    )
+)
+@settings(max_examples=50)
+def test_everything_else_is_read_back_as_it_was(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "round_trip.json"
+    write_json(path, content)
+    assert json.loads(path.read_text()) == content
+
+
+# -- Metrics -----------------------------------------------------------------------------------------------------------
+
+
+def metrics_of(num_seeds, num_iterations):
+    rng = np.random.default_rng(0)
+    returns = rng.normal(size=(num_seeds, num_iterations)).astype(np.float32)
+    returns[:, 0] = np.nan
+    return {
+        "episode_return": returns,
+        "num_episodes": rng.integers(0, 9, (num_seeds, num_iterations)).astype(np.int32),
+    }
+
+
+def assert_same_metrics(metrics, expected):
+    assert metrics.keys() == expected.keys()
+    for name, x in expected.items():
+        assert metrics[name].dtype == x.dtype
+        np.testing.assert_array_equal(metrics[name], x)
+
+
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 6)),
+    kept=st.integers(0, 6),
+    dtype=st.sampled_from([np.float32, np.float64, np.int32, bool]),
+    data=st.data(),
+)
+@settings(max_examples=40)
+def test_metrics_are_read_back_bit_by_bit_up_to_the_iteration_asked_for(tmp_path_factory, shape, kept, dtype, data):
+    directory = tmp_path_factory.getbasetemp()
+    metrics = {name: data.draw(hnp.arrays(dtype, shape)) for name in ("episode_return", "loss")}
+    lanes = {"seed": np.arange(shape[0])}
+    write_metrics(directory, np.arange(shape[1]), lanes, metrics)
+    kept = min(kept, shape[1])
+    read = read_metrics(directory, np.arange(kept), lanes)
+    assert read.keys() == metrics.keys()
+    for name, x in metrics.items():
+        assert read[name].dtype == x.dtype
+        assert read[name].tobytes() == x[:, :kept].tobytes()
+
+
+def test_metrics_file_is_plain_numpy_with_env_steps(tmp_path):
+    write_metrics(tmp_path, np.array([10, 20, 30]), {"seed": np.array([5, 6])}, metrics_of(2, 3))
+    with np.load(tmp_path / "metrics.npz") as file:
+        assert set(file.files) == {"env_steps", "seed", "episode_return", "num_episodes"}
+        np.testing.assert_array_equal(file["env_steps"], [10, 20, 30])
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.npz"]
+
+
+def test_metrics_that_are_too_few_are_an_error_that_names_the_file(tmp_path):
+    lanes = {"seed": np.arange(2)}
+    write_metrics(tmp_path, np.arange(3), lanes, metrics_of(2, 3))
+    assert read_metrics(tmp_path, np.arange(3), lanes)["num_episodes"].shape == (2, 3)
+    with pytest.raises(ValueError, match=r"metrics\.npz has fewer than the 4 iterations"):
+        read_metrics(tmp_path, np.arange(4), lanes)
+
+
+@pytest.mark.parametrize(
+    ("env_steps", "lanes"),
+    [
+        ([0, 2, 4], {"seed": [0, 1]}),
+        ([0, 1, 2], {"seed": [1, 2]}),
+        ([0, 1, 2], {"seed": [0, 1, 2]}),
+        ([0, 1, 2], {"seed": [0]}),
+        ([0, 1, 2], {"seed": [0, 1], "sweep_gamma": [0.5, 0.5]}),
+    ],
+)
+def test_metrics_of_another_run_are_an_error_that_names_the_file(tmp_path, env_steps, lanes):
+    write_metrics(tmp_path, np.arange(3), {"seed": np.arange(2)}, metrics_of(2, 3))
+    with pytest.raises(ValueError, match=r"metrics\.npz is of another run"):
+        read_metrics(tmp_path, np.array(env_steps), {name: np.array(x) for name, x in lanes.items()})
+
+
+def test_missing_metrics_are_an_error_that_names_the_file(tmp_path):
+    with pytest.raises(ValueError, match=r"metrics\.npz"):
+        read_metrics(tmp_path, np.arange(1), {"seed": np.arange(1)})
+
+
+@given(data=st.data())
+@settings(max_examples=150)
+def test_damaged_metrics_are_an_error_that_names_the_file_or_no_damage(tmp_path_factory, data):
+    """Any part of the arrays overwritten, or the file cut anywhere. The arrays make up nearly all of the file."""
+    directory = tmp_path_factory.getbasetemp()
+    expected = metrics_of(3, 50)
+    lanes = {"seed": np.arange(3)}
+    write_metrics(directory, np.arange(50), lanes, expected)
+    raw = (directory / "metrics.npz").read_bytes()
+    if data.draw(st.booleans()):
+        damaged = raw[: data.draw(st.integers(0, len(raw) - 1))]
+    else:
+        start = data.draw(st.integers(0, raw.index(b"PK\x01\x02") - 1))  # the zip's index has no checksum of its own
+        noise = data.draw(st.binary(min_size=1, max_size=64))
+        damaged = raw[:start] + noise + raw[start + len(noise) :]
+    (directory / "metrics.npz").write_bytes(damaged)
+    try:
+        metrics = read_metrics(directory, np.arange(50), lanes)
+    except ValueError as error:
+        assert str(directory / "metrics.npz") in str(error)  # noqa: PT017
+    else:
+        assert_same_metrics(metrics, expected)
+
+
+def test_metrics_are_appended_in_order():
+    metrics = metrics_of(2, 7)
+    parts = [{name: x[:, a:b] for name, x in metrics.items()} for a, b in ((0, 2), (2, 3), (3, 7))]
+    joined = {}
+    for part in parts:
+        joined = append_metrics(joined, part)
+    assert_same_metrics(joined, metrics)
+
+
+# -- Record of the run -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Config:
+    env: str = "CartPole-v1"
+    num_envs: int = 4
+    learning_rate: NonNegative = 0.1
+    anneal: bool = True
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    activation: Literal["tanh", "relu"] = "tanh"
+
+
+def write_record(directory, config, options, settings=None, parts=((0, 5),)):
+    experiment = Experiment("scripts/algorithm.py", None, config, options, settings or {})
+    folder.write_record(directory, make_record(experiment, parts, "abc"))
+    return directory / "config.json"
+
+
+OPTIONS = Options(num_seeds=5, seed=3, eval_episodes=2, wandb="offline", checkpoint_every=0.5, name="x")
+
+
+def test_a_record_gives_config_options_and_parts_back(tmp_path):
+    config = Config(env="Pendulum-v1", learning_rate=1e-4, anneal=False, hidden_sizes=(8,))
+    path = write_record(tmp_path, config, OPTIONS, parts=[Part(0, 2), Part(2, 5)])
+    record = read_record(tmp_path)
+    assert read_config(Config, record) == config
+    assert (record.algorithm, record.options, record.wandb_id) == ("algorithm", OPTIONS, "abc")
+    assert record.parts == [(0, 2), (2, 5)]
+    assert json.loads(path.read_text())["packages"]["numpy"] == np.__version__
+
+
+def test_a_record_of_a_sweep_gives_its_settings_back(tmp_path):
+    options = dataclasses.replace(OPTIONS, sweep=("learning-rate=0.1,0.2",))
+    write_record(tmp_path, Config(), options, {"learning_rate": np.float32([0.1, 0.2])}, parts=[(0, 10)])
+    record = read_record(tmp_path)
+    assert record.options.sweep == ("learning-rate=0.1,0.2",)
+    np.testing.assert_array_equal(record.settings["learning_rate"], np.float32([0.1, 0.2]))
+
+
+def test_what_describes_a_process_is_not_recorded(tmp_path):
+    options = dataclasses.replace(OPTIONS, resume="there", coordinator="a:1", num_processes=2, process_id=1)
+    write_record(tmp_path, Config(), options)
+    assert read_record(tmp_path).options == OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        *((("options", name), value) for name in ("num_seeds", "seed") for value in ("x", None, 1.5, True, [3])),
+        *((("options", "num_seeds"), value) for value in (0, 2, -5, 10**12)),
+        (("options", "checkpoint_every"), "often"),
+        (("options", "checkpoint_every"), None),
+        (("options", "sweep"), "gamma=1"),
+        (("options", "sweep"), [1]),
+        (("options", "sweep"), ["learning_rate=1,2"]),
+        (("options", "wandb"), 7),
+        (("options", "name"), "../x"),
+        (("options", "more"), 1),
+        *((("parts",), value) for value in (None, 3, [3], [[0]], [[0, "x"]], [[1, 5]], [[0, 4]], [[0, 2], [3, 5]])),
+        (("parts",), [[0, 7], [7, 5]]),
+        (("settings",), []),
+        (("settings",), {"learning_rate": [1.0]}),
+        (("config",), []),
+        (("script",), 3),
+        (("wandb_id",), None),
+        (("options",), None),
+    ],
+    ids=str,
+)
+def test_a_record_changed_by_hand_is_refused(tmp_path, keys, value):
+    path = write_record(tmp_path, Config(), OPTIONS)
+    content = json.loads(path.read_text())
+    inner = content
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"config\.json cannot be read: "):
+        read_record(tmp_path)
+
+
+@pytest.mark.parametrize("keys", [("options", "num_seeds"), ("options",), ("config",), ("parts",), ("wandb_id",)])
+def test_a_record_from_which_something_is_missing_is_refused(tmp_path, keys):
+    path = write_record(tmp_path, Config(), OPTIONS)
+    content = json.loads(path.read_text())
+    inner = content
+    for key in keys[:-1]:
+        inner = inner[key]
+    del inner[keys[-1]]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"config\.json cannot be read: "):
+        read_record(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("momentum", 0.9),
+        ("num_envs", None),
+        ("num_envs", "4"),
+        ("num_envs", 4.0),
+        ("learning_rate", "x"),
+        ("learning_rate", -1.0),
+        ("learning_rate", None),
+        ("anneal", 1),
+        ("hidden_sizes", 64),
+        ("hidden_sizes", [64, "x"]),
+        ("activation", "gelu"),
+        ("activation", ["tanh"]),
+    ],
+    ids=str,
+)
+def test_a_config_that_the_script_cannot_have_is_refused(tmp_path, field, value):
+    path = write_record(tmp_path, Config(), OPTIONS)
+    content = json.loads(path.read_text())
+    content["config"][field] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=field):
+        read_config(Config, read_record(tmp_path))
+
+
+def test_a_config_that_lacks_a_field_is_refused(tmp_path):
+    """Today's default may be another one than that of the run."""
+    path = write_record(tmp_path, Config(), OPTIONS)
+    content = json.loads(path.read_text())
+    del content["config"]["anneal"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="anneal"):
+        read_config(Config, read_record(tmp_path))
+
+
+def test_a_missing_record_is_an_error_that_names_the_folder(tmp_path):
+    with pytest.raises(ValueError, match="no-such-run"):
+        read_record(tmp_path / "no-such-run")
+
+
+@pytest.mark.parametrize("content", [b"", b'{"config": ', b"\xff\xfe", b"[]", b"3", b"{}"])
+def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"config\.json"):
+        read_record(tmp_path)
+
+
+# -- Learning curve ----------------------------------------------------------------------------------------------------
+
+
+def test_the_curve_is_written_as_csv(tmp_path):
+    mean, nan = np.array([1.5, -201.125]), np.full(2, np.nan)
+    curve = Curve(np.array([1000, 123_456_789]), mean[None], mean, mean + 1, nan, mean + 2)
+    write_curves(tmp_path / "curve.csv", {}, [curve])
+    with (tmp_path / "curve.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["env_step"]) for row in rows] == [1000, 123_456_789]
+    assert [float(row["mean"]) for row in rows] == [1.5, -201.125]
+    assert [float(row["iqm"]) for row in rows] == [2.5, -200.125]
+    assert [float(row["ci_high"]) for row in rows] == [3.5, -199.125]
+    assert all(math.isnan(float(row["ci_low"])) for row in rows)
