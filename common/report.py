@@ -54,9 +54,9 @@ def report(setup: Setup, metrics: dict[str, np.ndarray], scores: dict[str, np.nd
     """
     config, options, directory = setup.config, setup.options, setup.directory
     num_iterations = metrics["episode_return"].shape[1]
-    for name, x in metrics.items():
-        if not name.startswith("episode_"):  # these are NaN where no episode ended
-            is_healthy = is_healthy & np.isfinite(x).all(axis=1)
+    for x in metrics.values():
+        is_undefined = metrics["num_episodes"] == 0  # means over episodes are NaN there
+        is_healthy = is_healthy & (np.isfinite(x) | is_undefined).all(axis=1)
     results, curves = [], []  # of each setting; a run without a sweep has one
     for index in range(setup.num_settings):
         lanes = slice(index * options.num_seeds, (index + 1) * options.num_seeds)
