@@ -65,9 +65,9 @@ FIXED = {
 }  # options that may not change when a run is resumed
 
 
-def preset(config_class: type, presets: dict[str, dict[str, Any]], env: str) -> Any:
+def preset(config_class: type, presets: dict[str, Any], env: str) -> Any:
     """The Config of an environment where no flag says otherwise."""
-    return dataclasses.replace(config_class(), env=env, **presets.get(env, {}))
+    return presets.get(env) or dataclasses.replace(config_class(), env=env)
 
 
 def rerun_command(script: str, config: Any, default: Any, settings: dict[str, float], seed: int, num_seeds: int) -> str:
@@ -81,7 +81,7 @@ def rerun_command(script: str, config: Any, default: Any, settings: dict[str, fl
     return shlex.join(["python", Path(script).name, *map(str, flags)])
 
 
-def parse(script: str, config_class: type, presets: dict[str, dict[str, Any]]) -> tuple[Any, Options]:
+def parse(script: str, config_class: type, presets: dict[str, Any]) -> tuple[Any, Options]:
     """Read sys.argv. The defaults are the preset of the chosen environment, or with --resume the settings of that run.
 
     Raises:

@@ -52,7 +52,7 @@ class Result(NamedTuple):
     is_healthy: np.ndarray  # [num_lanes] bool
 
 
-def run(script: str, config_class: type, presets: dict[str, dict[str, Any]], make: Callable) -> None:
+def run(script: str, config_class: type, presets: dict[str, Any], make: Callable) -> None:
     """The command line of a script: read sys.argv, train, evaluate, write files.
 
     Exits with status 2 and one line on stderr where the input is bad, with 128 + signal after Ctrl-C or SIGTERM, and

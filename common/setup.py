@@ -110,7 +110,7 @@ class Progress:
     metrics: dict[str, np.ndarray]  # [num_lanes, iteration]; empty at the beginning
 
 
-def prepare(script: str, config_class: type, presets: dict[str, dict[str, Any]], make: Callable) -> Setup:
+def prepare(script: str, config_class: type, presets: dict[str, Any], make: Callable) -> Setup:
     """Check everything before anything is compiled. Raises ValueError with a line that says what to do."""
     config, options = parse(script, config_class, presets)
     settings = make_settings(options.sweep, options.sweep_samples, options.seed, config)
