@@ -1,25 +1,25 @@
 """TD3: Twin Delayed Deep Deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477).
 
 Implementation details:
-  1 Twin critics, the target takes the smaller one (section 4.2). 2 The actor and all targets move every
-  `policy_delay` critic updates (section 5.2). 3 Target policy smoothing: one noise per sample and dimension, clipped;
-  the smoothed action is clipped to the box (section 5.3). 4 Exploration noise is added once, around the action of the
-  policy. 5 The actor maximises the first critic.
+  - Twin critics; the target uses the smaller value (section 4.2).
+  - The actor and the targets are updated once per policy_delay critic updates (section 5.2).
+  - Clipped noise smooths the target action, which is clipped to the box (section 5.3).
+  - The actor maximises the first critic.
 
 Deviations:
-  - A time limit is not an end: the target bootstraps from the true next observation of a truncated episode, and stops
-    at a terminated one only (Pardo et al. 2018, arXiv:1712.00378).
-  - Actions live in [-1, 1] and are scaled to the environment's box, so every noise is in units of half the range of
-    each dimension.
-  - Updates happen at exact numbers of env steps for every num_envs, or the settings are refused.
-  - The buffer is filled with `learning_starts` uniform-random transitions before the first iteration, by `init`.
+  - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
+  - Actions live in [-1, 1] and are scaled to the environment's box; noise is in the same units.
+  - Updates per env step never depend on num_envs; other settings raise ValueError.
+  - `init` fills the buffer with learning_starts uniform-random transitions.
 
-Metrics (mean over the updates of an iteration, unless said otherwise):
-  episode_return, episode_length: mean over the episodes that ended in the iteration, NaN if none did; num_episodes:
-      how many did.
-  critic_loss: as minimised, summed over the critics. actor_loss: minus the first critic. q_mean: mean of both critics.
+Metrics, mean over the updates of an iteration unless stated otherwise:
+  episode_return, episode_length: mean over episodes that ended in the iteration; NaN if none
+  num_episodes: episodes that ended in the iteration
+  critic_loss: squared error, summed over the two critics
+  actor_loss: minus the first critic
+  q_mean: mean of both critics
 
-Run it: python td3.py --env Pendulum-v1 --num-seeds 16      Everything it can do: python td3.py --env Pendulum-v1 --help
+Run: python td3.py --env Pendulum-v1 --num-seeds 16 (--help lists every setting)
 """
 
 from collections.abc import Callable
@@ -33,48 +33,48 @@ import numpy as np
 import optax
 from flax import struct
 
-from common.buffer import Buffer, add, check_replay, init_buffer, sample
-from common.config import Fraction, NonNegative, PositiveFraction, validate
+from common.buffer import Buffer, add, init_buffer, sample
+from common.config import Fraction, NonNegative, PositiveFraction, check_replay, validate
 from common.environment import episode_metrics, make_env, scale_action
 from common.initializers import orthogonal
-from common.normalization import RunningStatistics, init_statistics, normalize, update_statistics
+from common.normalization import init_statistics, normalize, update_statistics
 
-# -- Config ---------------------------------------------------------------------------------------------------------
+# -- Config ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Config:
-    """Floats (NonNegative, Positive and Fraction too) may be JAX tracers, so they can be swept; the rest is static."""
+    """Float fields (NonNegative, Positive, Fraction) can be swept; the others are static."""
 
     env: str = "Pendulum-v1"  # gymnax id
-    total_timesteps: int = 1_000_000  # env steps of one seed with learning_starts, rounded down to whole iterations
-    num_envs: int = 1  # environments side by side; updates per env step do not depend on it
-    steps_per_iteration: int = 1_000  # env steps between two records of metrics
-    learning_starts: int = 1_000  # uniform-random env steps that fill the buffer before the first iteration
+    total_timesteps: int = 1_000_000  # env steps per seed, learning_starts included
+    num_envs: int = 1  # parallel environments
+    steps_per_iteration: int = 1_000  # env steps per record of metrics
+    learning_starts: int = 1_000  # uniform-random env steps before the first iteration
     buffer_size: int = 1_000_000  # transitions
-    batch_size: int = 256  # transitions of one critic update
+    batch_size: int = 256  # transitions per critic update
     train_interval: int = 2  # env steps between updates
-    gradient_steps: int = 2  # critic updates each time, so gradient_steps / train_interval per env step
-    policy_delay: int = 2  # critic updates for one update of the actor and of the targets
-    tau: PositiveFraction = 0.005  # share of the online networks in an update of the target networks
+    gradient_steps: int = 2  # critic updates per train_interval
+    policy_delay: int = 2  # critic updates per update of the actor and the targets
+    tau: PositiveFraction = 0.005  # step of the target networks towards the online networks
     actor_learning_rate: NonNegative = 3e-4  # Adam step size of the actor
     critic_learning_rate: NonNegative = 3e-4  # Adam step size of the critics
     gamma: Fraction = 0.99  # discount
-    exploration_noise: NonNegative = 0.1  # std of the noise on the policy's action, in half ranges of the box
-    target_noise: NonNegative = 0.2  # std of the noise on the target action, in half ranges of the box
-    target_noise_clip: NonNegative = 0.5  # bound of that noise, in half ranges of the box
-    normalize_obs: bool = False  # by running mean and variance; the buffer keeps raw observations
-    hidden_sizes: tuple[int, ...] = (256, 256)  # of the actor and of each critic
-    activation: Literal["tanh", "relu", "swish"] = "relu"  # as in the paper
+    exploration_noise: NonNegative = 0.1  # std of the noise on actions in [-1, 1]
+    target_noise: NonNegative = 0.2  # std of the noise on target actions in [-1, 1]
+    target_noise_clip: NonNegative = 0.5  # bound of the noise on target actions
+    normalize_obs: bool = False  # by running mean and variance; the buffer keeps raw obs
+    hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # the paper's is relu
 
     @property
     def cycle_steps(self) -> int:
-        """Env steps from one burst of updates to the next."""
+        """Env steps per cycle of collecting and learning."""
         return max(self.num_envs, self.train_interval)
 
     @property
     def cycle_updates(self) -> int:
-        """Updates in one burst."""
+        """Updates per cycle."""
         return self.gradient_steps * self.cycle_steps // self.train_interval
 
     @property
@@ -83,27 +83,31 @@ class Config:
         return (self.total_timesteps - self.learning_starts) // self.steps_per_iteration
 
     def env_steps(self, iterations: int) -> int:
-        """Environment steps that one seed has made after so many iterations."""
+        """Env steps per seed after this many iterations."""
         return self.learning_starts + iterations * self.steps_per_iteration
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "Pendulum-v1": {
-        "total_timesteps": 20_000,
-        "steps_per_iteration": 200,
-        "buffer_size": 20_000,
-        "batch_size": 128,
-        "tau": 0.01,
-        "actor_learning_rate": 2e-3,
-        "critic_learning_rate": 2e-3,
-        "exploration_noise": 0.2,
-        "gamma": 0.98,
-        "hidden_sizes": (64, 64),
-    },
+PRESETS: dict[str, Config] = {
+    preset.env: preset
+    for preset in (
+        Config(
+            "Pendulum-v1",
+            total_timesteps=20_000,
+            steps_per_iteration=200,
+            buffer_size=20_000,
+            batch_size=128,
+            tau=0.01,
+            actor_learning_rate=2e-3,
+            critic_learning_rate=2e-3,
+            exploration_noise=0.2,
+            gamma=0.98,
+            hidden_sizes=(64, 64),
+        ),
+    )
 }
 
 
-# -- Networks -------------------------------------------------------------------------------------------------------
+# -- Networks --------------------------------------------------------------------------------------
 
 
 class Torso(nn.Module):
@@ -130,7 +134,8 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
         x = Torso(self.hidden_sizes, self.activation)(obs.astype(jnp.float32))
-        return nn.tanh(nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x))  # [..., action_dim]
+        x = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x)
+        return nn.tanh(x)  # [..., action_dim]
 
 
 class Critic(nn.Module):
@@ -141,7 +146,7 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array, action: jax.Array) -> jax.Array:
-        x = jnp.concatenate([obs.astype(jnp.float32), action], axis=-1)  # [..., obs_dim + action_dim]
+        x = jnp.concatenate([obs.astype(jnp.float32), action], axis=-1)
         x = Torso(self.hidden_sizes, self.activation)(x)
         return nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1)  # [...]
 
@@ -151,23 +156,23 @@ TwinCritic = nn.vmap(  # two critics that share nothing: params [2, ...], values
 )
 
 
-# -- Data -----------------------------------------------------------------------------------------------------------
+# -- Data ------------------------------------------------------------------------------------------
 
 
 @struct.dataclass
 class Transition:
-    """One step of every environment, as the buffer keeps it; a batch has batch_size in place of num_envs."""
+    """One step of every environment; in a batch, batch_size takes the place of num_envs."""
 
-    obs: jax.Array  # [num_envs, *obs_shape], as the environment gave it
+    obs: jax.Array  # [num_envs, *obs_shape], not normalised
     action: jax.Array  # [num_envs, action_dim], in [-1, 1]
     reward: jax.Array  # [num_envs]
-    terminated: jax.Array  # [num_envs] bool, nothing follows
-    next_obs: jax.Array  # [num_envs, *obs_shape], the true one, also at an end
+    terminated: jax.Array  # [num_envs] bool, no successor state
+    next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
 
 
 @struct.dataclass
 class Params:
-    """What is trained; opt_state has the same fields."""
+    """The trained parameters."""
 
     actor: Any  # of Actor
     critic: Any  # of TwinCritic, [2, ...]
@@ -175,96 +180,87 @@ class Params:
 
 @struct.dataclass
 class State:
-    """All that a lane carries from one iteration to the next; a checkpoint holds just this and the iteration."""
+    """Everything that one lane carries from iteration to iteration; a checkpoint saves it."""
 
     params: Params
     target_params: Params
-    opt_state: Params
+    opt_state: dict[str, optax.OptState]  # by the names in Params
     buffer: Buffer  # of Transition, [buffer_size, ...]
     env_state: Any  # [num_envs, ...]
     obs: jax.Array  # [num_envs, *obs_shape]
     key: jax.Array  # []
-    obs_statistics: RunningStatistics | None  # when normalize_obs
+    obs_statistics: Any  # RunningStatistics if normalize_obs, else None
 
 
 class Algorithm(NamedTuple):
     """Pure functions of one lane."""
 
     init: Callable  # key -> State
-    step: Callable  # (State, iteration) -> (State, metrics)
-    act: Callable  # (State, obs, key=None) -> action in the environment's units; greedy without a key
+    step: Callable  # one iteration: (State, iteration) -> (State, metrics)
+    act: Callable  # (State, obs, key=None) -> action for the environment, greedy without a key
     value: Callable  # (State, obs) -> value
 
 
-# -- Algorithm ------------------------------------------------------------------------------------------------------
+# -- Algorithm -------------------------------------------------------------------------------------
 
 
 def smooth(action: jax.Array, noise: jax.Array, noise_clip: float) -> jax.Array:
-    """Target policy smoothing (Fujimoto et al. 2018, eq. 14): clipped noise is added, the sum is clipped to [-1, 1].
-
-    Args:
-        action, noise: [batch_size, action_dim].
-    """
+    """Target policy smoothing (Fujimoto et al. 2018, eq. 14), [batch_size, action_dim]."""
     return jnp.clip(action + jnp.clip(noise, -noise_clip, noise_clip), -1.0, 1.0)
 
 
-def q_target(q_next: jax.Array, reward: jax.Array, terminated: jax.Array, gamma: float) -> jax.Array:
-    """Clipped double Q-learning (Fujimoto et al. 2018, eq. 10): bootstrap from the smaller critic.
-
-    Args:
-        q_next: [batch_size, 2], target critics at the next observation and the smoothed action.
-        reward, terminated: [batch_size].
-    """
-    return reward + gamma * jnp.where(terminated, 0.0, q_next.min(axis=-1))
-
-
 def make(config: Config) -> Algorithm:
-    """Build the pure functions of TD3 for one lane.
+    """Build the pure functions of the algorithm for one lane.
 
     Raises:
-        ValueError: a field that cannot be honoured, an unknown environment or an unsupported space.
+        ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
     check_replay(config)
     if config.cycle_updates % config.policy_delay:
         raise ValueError(
-            f"policy_delay = {config.policy_delay} must divide the {config.cycle_updates} critic updates of a cycle "
-            "(gradient_steps, times num_envs / train_interval if num_envs is larger)"
+            f"policy_delay = {config.policy_delay} must divide cycle_updates = {config.cycle_updates}, "
+            "which is gradient_steps * max(num_envs, train_interval) / train_interval"
         )
     env = make_env(config.env)
     if hasattr(env.action_space, "n"):
-        raise ValueError(f"{config.env} has discrete actions, TD3 needs continuous ones; use dqn.py or ppo.py")
+        raise ValueError(f"{config.env} has discrete actions, not continuous; use dqn.py or ppo.py")
     if len(env.obs_shape) != 1:
-        raise ValueError(f"{config.env} has observations of shape {env.obs_shape}, TD3 needs vectors; use ppo.py")
+        raise ValueError(f"{config.env} has observations of shape {env.obs_shape}, not vectors; use ppo.py")
     action_dim = env.action_space.shape[0]
     actor = Actor(action_dim, config.hidden_sizes, config.activation)
     critic = TwinCritic(config.hidden_sizes, config.activation)
-    actor_optimizer = optax.adam(config.actor_learning_rate)
-    critic_optimizer = optax.adam(config.critic_learning_rate)
+    optimizers = {
+        "actor": optax.adam(config.actor_learning_rate),
+        "critic": optax.adam(config.critic_learning_rate),
+    }
     num_cycles = config.steps_per_iteration // config.cycle_steps
-    num_steps = config.cycle_steps // config.num_envs  # of each environment in a cycle
+    num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
     num_prefill_steps = config.learning_starts // config.num_envs
 
     def init(key):
-        actor_key, critic_key, env_key, action_key, step_key, key = jax.random.split(key, 6)
-        obs, env_state = env.reset(jax.random.split(env_key, config.num_envs))
+        actor_key, critic_key, reset_key, action_key, env_key, key = jax.random.split(key, 6)
+        obs, env_state = env.reset(jax.random.split(reset_key, config.num_envs))
         action = jnp.zeros((config.num_envs, action_dim), jnp.float32)
-        params = Params(actor=actor.init(actor_key, obs), critic=critic.init(critic_key, obs, action))
-        opt_state = Params(actor=actor_optimizer.init(params.actor), critic=critic_optimizer.init(params.critic))
-        row = Transition(obs[0], action[0], jnp.float32(0), jnp.bool_(False), obs[0])
+        params = Params(
+            actor=actor.init(actor_key, obs),
+            critic=critic.init(critic_key, obs, action),
+        )
+        zero, false = jnp.float32(0), jnp.bool_(False)
+        row = Transition(obs=obs[0], action=action[0], reward=zero, terminated=false, next_obs=obs[0])
         state = State(
             params=params,
             target_params=params,
-            opt_state=opt_state,
+            opt_state={name: x.init(getattr(params, name)) for name, x in optimizers.items()},
             buffer=init_buffer(row, config.buffer_size),
             env_state=env_state,
             obs=obs,
             key=key,
             obs_statistics=init_statistics(env.obs_shape) if config.normalize_obs else None,
         )
-        actions = jax.random.uniform(action_key, (num_prefill_steps, *action.shape), jnp.float32, -1.0, 1.0)
-        step_keys = jax.random.split(step_key, (num_prefill_steps, config.num_envs))
-        return jax.lax.scan(env_step, state, (actions, step_keys))[0]
+        shape = (num_prefill_steps, config.num_envs)
+        actions = jax.random.uniform(action_key, (*shape, action_dim), jnp.float32, -1.0, 1.0)
+        return jax.lax.scan(env_step, state, (actions, jax.random.split(env_key, shape)))[0]
 
     def preprocess(state, obs):
         return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
@@ -277,94 +273,95 @@ def make(config: Config) -> Algorithm:
 
     def value(state, obs):
         obs = preprocess(state, obs)
-        return critic.apply(state.params.critic, obs, actor.apply(state.params.actor, obs)).min(axis=-1)
+        action = actor.apply(state.params.actor, obs)
+        return critic.apply(state.params.critic, obs, action).min(axis=-1)
 
     def env_step(state, inputs):
-        action, step_keys = inputs
-        obs, env_state, reward, terminated, _, info = env.step(
-            step_keys, state.env_state, scale_action(action, env.action_space)
-        )
+        action, env_keys = inputs
+        env_action = scale_action(action, env.action_space)
+        obs, env_state, reward, terminated, _, info = env.step(env_keys, state.env_state, env_action)
         next_obs = info.pop("final_observation")
-        state = state.replace(
-            buffer=add(state.buffer, Transition(state.obs, action, reward, terminated, next_obs)),
-            obs_statistics=update_statistics(state.obs_statistics, state.obs) if config.normalize_obs else None,
-            env_state=env_state,
-            obs=obs,
-        )
+        transition = Transition(obs=state.obs, action=action, reward=reward, terminated=terminated, next_obs=next_obs)
+        state = state.replace(buffer=add(state.buffer, transition), env_state=env_state, obs=obs)
+        if config.normalize_obs:
+            statistics = update_statistics(state.obs_statistics, transition.obs)
+            state = state.replace(obs_statistics=statistics)
         return state, info
 
-    def explore(state, inputs):
-        explore_key, step_keys = inputs
+    def explore(state, keys):
+        action_key, env_keys = keys
         action = actor.apply(state.params.actor, preprocess(state, state.obs))
-        noise = config.exploration_noise * jax.random.normal(explore_key, action.shape)
-        return env_step(state, (jnp.clip(action + noise, -1.0, 1.0), step_keys))
+        noise = config.exploration_noise * jax.random.normal(action_key, action.shape)
+        return env_step(state, (jnp.clip(action + noise, -1.0, 1.0), env_keys))
 
-    def critic_loss(critic_params, state, batch, noise):
+    def critic_loss(critic_params, state, batch, key):
         next_obs = preprocess(state, batch.next_obs)
         next_action = actor.apply(state.target_params.actor, next_obs)
-        next_action = smooth(next_action, config.target_noise * noise, config.target_noise_clip)
+        noise = config.target_noise * jax.random.normal(key, next_action.shape)
+        next_action = smooth(next_action, noise, config.target_noise_clip)
         q_next = critic.apply(state.target_params.critic, next_obs, next_action)  # [batch_size, 2]
-        target = q_target(q_next, batch.reward, batch.terminated, config.gamma)
-        q = critic.apply(critic_params, preprocess(state, batch.obs), batch.action)  # [batch_size, 2]
+        next_value = q_next.min(axis=-1)  # clipped double Q-learning, eq. 10
+        target = batch.reward + config.gamma * jnp.where(batch.terminated, 0.0, next_value)
+
+        obs = preprocess(state, batch.obs)
+        q = critic.apply(critic_params, obs, batch.action)  # [batch_size, 2]
         loss = ((q - target[:, None]) ** 2).mean(axis=0).sum()  # each critic has its own mean
         return loss, {"critic_loss": loss, "q_mean": q.mean()}
 
     def actor_loss(actor_params, state, batch):
         obs = preprocess(state, batch.obs)
-        q = critic.apply(state.params.critic, obs, actor.apply(actor_params, obs))  # [batch_size, 2]
+        action = actor.apply(actor_params, obs)
+        q = critic.apply(state.params.critic, obs, action)  # [batch_size, 2]
         loss = -q[:, 0].mean()
         return loss, {"actor_loss": loss}
 
-    def update_critic(state, inputs):
-        batch, noise = inputs
-        grads, metrics = jax.grad(critic_loss, has_aux=True)(state.params.critic, state, batch, noise)
-        updates, opt_state = critic_optimizer.update(grads, state.opt_state.critic)
-        params = optax.apply_updates(state.params.critic, updates)
-        return state.replace(
-            params=state.params.replace(critic=params), opt_state=state.opt_state.replace(critic=opt_state)
-        ), metrics
+    def descend(state, name, loss, *inputs):
+        """One optimizer step on the parameters called `name`."""
+        params = getattr(state.params, name)
+        grads, metrics = jax.grad(loss, has_aux=True)(params, state, *inputs)
+        updates, opt_state = optimizers[name].update(grads, state.opt_state[name])
+        params = state.params.replace(**{name: optax.apply_updates(params, updates)})
+        return state.replace(params=params, opt_state=state.opt_state | {name: opt_state}), metrics
 
-    def update_actor(state, batch):
-        grads, metrics = jax.grad(actor_loss, has_aux=True)(state.params.actor, state, batch)
-        updates, opt_state = actor_optimizer.update(grads, state.opt_state.actor)
-        params = optax.apply_updates(state.params.actor, updates)
-        return state.replace(
-            params=state.params.replace(actor=params), opt_state=state.opt_state.replace(actor=opt_state)
-        ), metrics
+    def update_critic(state, inputs):
+        return descend(state, "critic", critic_loss, *inputs)  # inputs: batch, key
 
     def update(state, inputs):
-        batches, noise = inputs  # [policy_delay, batch_size, ...]
-        state, critic_metrics = jax.lax.scan(update_critic, state, (batches, noise))
-        state, actor_metrics = update_actor(state, jax.tree.map(lambda x: x[-1], batches))
+        batches, keys = inputs  # [policy_delay, ...]
+        state, critic_metrics = jax.lax.scan(update_critic, state, (batches, keys))
+        last_batch = jax.tree.map(lambda x: x[-1], batches)
+        state, actor_metrics = descend(state, "actor", actor_loss, last_batch)
         target_params = optax.incremental_update(state.params, state.target_params, config.tau)
-        return state.replace(target_params=target_params), jax.tree.map(jnp.mean, critic_metrics) | actor_metrics
+        metrics = jax.tree.map(jnp.mean, critic_metrics) | actor_metrics
+        return state.replace(target_params=target_params), metrics
 
     def learn(state, key):
-        sample_key, noise_key = jax.random.split(key)
-        shape = (config.cycle_updates // config.policy_delay, config.policy_delay, config.batch_size)
-        batches = sample(state.buffer, sample_key, shape)
-        noise = jax.random.normal(noise_key, (*shape, action_dim))
-        return jax.lax.scan(update, state, (batches, noise))
+        shape = (config.cycle_updates // config.policy_delay, config.policy_delay)
+        sample_key, update_key = jax.random.split(key)
+        batches = sample(state.buffer, sample_key, (*shape, config.batch_size))
+        return jax.lax.scan(update, state, (batches, jax.random.split(update_key, shape)))
 
-    def cycle(state, inputs):
-        explore_keys, step_keys, learn_key = inputs
-        state, info = jax.lax.scan(explore, state, (explore_keys, step_keys))
+    def cycle(state, keys):
+        action_keys, env_keys, learn_key = keys
+        state, info = jax.lax.scan(explore, state, (action_keys, env_keys))
         state, metrics = learn(state, learn_key)
         return state, (info, metrics)
 
     def step(state, iteration):
-        del iteration  # nothing in TD3 follows a schedule
-        key, explore_key, step_key, learn_key = jax.random.split(state.key, 4)
-        explore_keys = jax.random.split(explore_key, (num_cycles, num_steps))
-        step_keys = jax.random.split(step_key, (num_cycles, num_steps, config.num_envs))
-        learn_keys = jax.random.split(learn_key, num_cycles)
-        state, (info, metrics) = jax.lax.scan(cycle, state.replace(key=key), (explore_keys, step_keys, learn_keys))
+        del iteration  # nothing follows a schedule
+        key, action_key, env_key, learn_key = jax.random.split(state.key, 4)
+        keys = (
+            jax.random.split(action_key, (num_cycles, num_steps)),
+            jax.random.split(env_key, (num_cycles, num_steps, config.num_envs)),
+            jax.random.split(learn_key, num_cycles),
+        )
+        state, (info, metrics) = jax.lax.scan(cycle, state.replace(key=key), keys)
         return state, episode_metrics(info) | jax.tree.map(jnp.mean, metrics)
 
     return Algorithm(init, step, act, value)
 
 
-# -- Training -------------------------------------------------------------------------------------------------------
+# -- Training --------------------------------------------------------------------------------------
 
 
 def make_train(config: Config) -> Callable[[jax.Array], tuple[State, dict[str, jax.Array]]]:

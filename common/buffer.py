@@ -9,7 +9,7 @@ from flax import struct
 
 @struct.dataclass
 class Buffer:
-    """The newest `capacity` transitions, whatever their number of fields; every dtype is kept."""
+    """The newest `capacity` transitions, any dataclass or dict of arrays; every dtype is kept."""
 
     transitions: Any  # [capacity, ...]
     position: jax.Array  # [] int32, the row that is written next
@@ -17,15 +17,15 @@ class Buffer:
 
 
 def init_buffer(transition: Any, capacity: int) -> Buffer:
-    """An empty buffer for transitions of these shapes and dtypes; `transition` is one row, abstract or not."""
+    """An empty buffer for transitions like this row of arrays or ShapeDtypeStructs."""
     rows = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), transition)
     return Buffer(transitions=rows, position=jnp.int32(0), size=jnp.int32(0))
 
 
 def add(buffer: Buffer, transitions: Any) -> Buffer:
-    """Write transitions [n, ...] over the oldest rows, in order, as `collections.deque(maxlen=capacity).extend` would.
+    """Write transitions [n, ...] over the oldest rows, in order, as `collections.deque(maxlen=capacity).extend` does.
 
-    In place where the buffer is donated or carried by a loop. n may not exceed the capacity and need not divide it.
+    In place where the buffer is donated or carried by a loop. n need not divide the capacity.
 
     Raises:
         ValueError: more transitions than the buffer has rows.
@@ -36,47 +36,18 @@ def add(buffer: Buffer, transitions: Any) -> Buffer:
         raise ValueError(f"{n} transitions do not fit a buffer of {capacity}")
     rows = (buffer.position + jnp.arange(n, dtype=jnp.int32)) % capacity
     if n == 1:
-        # On a CPU, XLA would fuse the write of a single row into the reads that follow, and copy the whole buffer for
-        # that. A row that is written twice stays a loop of its own.
+        # On a CPU, XLA fuses the write of a single row into the reads that follow, and copies the whole buffer.
+        # Writing the row twice prevents that fusion.
         rows, transitions = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), (rows, transitions))
+    transitions = jax.tree.map(lambda old, x: old.at[rows].set(x.astype(old.dtype)), buffer.transitions, transitions)
     return Buffer(
-        transitions=jax.tree.map(
-            lambda old, new: old.at[rows].set(new.astype(old.dtype)), buffer.transitions, transitions
-        ),
+        transitions=transitions,
         position=(buffer.position + n) % capacity,
         size=jnp.minimum(buffer.size + n, capacity),
     )
 
 
 def sample(buffer: Buffer, key: jax.Array, shape: tuple[int, ...]) -> Any:
-    """Transitions [*shape, ...] drawn uniformly, with replacement, from the rows that are written. Costs O(shape)."""
+    """Transitions [*shape, ...] drawn uniformly, with replacement, from the rows written so far. Costs O(shape)."""
     rows = jax.random.randint(key, shape, 0, buffer.size)
     return jax.tree.map(lambda x: x[rows], buffer.transitions)
-
-
-def check_replay(config: Any) -> None:
-    """Refuse settings of the replay that cannot be honoured exactly.
-
-    Raises:
-        ValueError: naming the fields and what would fit.
-    """
-    if max(config.num_envs, config.train_interval) % min(config.num_envs, config.train_interval):
-        raise ValueError(
-            f"num_envs = {config.num_envs} and train_interval = {config.train_interval}: one must be a multiple of the "
-            "other, or updates per env step would not be what they are said to be"
-        )
-    for name in ("steps_per_iteration", "target_interval"):
-        interval = getattr(config, name, config.cycle_steps)
-        if interval < 1 or interval % config.cycle_steps:
-            raise ValueError(
-                f"{name} = {interval} must be a multiple of {config.cycle_steps} = max(num_envs, train_interval)"
-            )
-    if config.learning_starts % config.num_envs:
-        raise ValueError(
-            f"learning_starts = {config.learning_starts} is not a multiple of num_envs = {config.num_envs}"
-        )
-    if not config.batch_size <= config.learning_starts <= config.buffer_size:
-        raise ValueError(
-            "batch_size <= learning_starts <= buffer_size must hold, not "
-            f"{config.batch_size} <= {config.learning_starts} <= {config.buffer_size}"
-        )

@@ -87,3 +87,30 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool) and value >= 1
     return isinstance(value, kind)
+
+
+def check_replay(config: Any) -> None:
+    """Check the fields of a replay's schedule, so that gradient_steps / train_interval is exact.
+
+    Raises:
+        ValueError: naming the fields and what they must be.
+    """
+    cycle_steps = max(config.num_envs, config.train_interval)
+    if cycle_steps % min(config.num_envs, config.train_interval):
+        raise ValueError(
+            f"num_envs = {config.num_envs} and train_interval = {config.train_interval}: one must divide the other"
+        )
+    for name in ("steps_per_iteration", "target_interval"):
+        if getattr(config, name, cycle_steps) % cycle_steps:
+            raise ValueError(
+                f"{name} = {getattr(config, name)} must be a multiple of {cycle_steps} = max(num_envs, train_interval)"
+            )
+    if config.learning_starts % config.num_envs:
+        raise ValueError(
+            f"learning_starts = {config.learning_starts} must be a multiple of num_envs = {config.num_envs}"
+        )
+    if not config.batch_size <= config.learning_starts <= config.buffer_size:
+        raise ValueError(
+            "batch_size <= learning_starts <= buffer_size must hold, not "
+            f"{config.batch_size} <= {config.learning_starts} <= {config.buffer_size}"
+        )

@@ -1,4 +1,4 @@
-"""Gymnax environments as the scripts use them: vectorised, with plain arrays and both ends of an episode told apart."""
+"""Gymnax environments as the scripts use them: vectorised, with `terminated` and `truncated` kept apart."""
 
 import difflib
 from typing import Any
@@ -7,62 +7,41 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-
-class _Adapter:
-    """One gymnax environment whose observations are arrays of rank 1 or images [H, W, C] and whose rewards are float32.
-
-    Discrete observations become one-hot float32 vectors; other ranks are flattened. A dtype is kept as the
-    environment makes it.
-    """
-
-    def __init__(self, env, params):
-        self._env = env
-        self._params = params
-        space = env.observation_space(params)
-        self._num_observations = getattr(space, "n", None)  # of a Discrete space
-
-    def _convert(self, obs):
-        if self._num_observations is not None:
-            return jax.nn.one_hot(obs, self._num_observations, dtype=jnp.float32)
-        obs = jnp.asarray(obs)
-        is_image = obs.ndim == 3 and min(obs.shape[:2]) >= 3  # the smallest a 3x3 convolution takes
-        return obs if is_image else obs.reshape(-1)
-
-    def reset(self, key, params):
-        obs, env_state = self._env.reset(key, params)
-        return self._convert(obs), env_state
-
-    def step(self, key, env_state, action, params):
-        obs, env_state, reward, terminated, truncated, info = self._env.step(key, env_state, action, params)
-        info = {"final_observation": self._convert(info["final_observation"])}
-        return self._convert(obs), env_state, jnp.asarray(reward, jnp.float32), terminated, truncated, info
+GYMNAX_INFO = ("discount", "terminated", "truncated", "returned_episode_valid")  # entries that no script uses
 
 
 class Environment:
-    """`num_envs` copies of a gymnax environment side by side, reset automatically when an episode ends.
+    """`num_envs` copies of a gymnax environment, each reset automatically when its episode ends.
+
+    An observation has the environment's own shape and dtype; only a Discrete one becomes a one-hot float32 vector.
 
     Attributes:
-        name: the gymnax id.
         action_space: `Discrete` or a bounded `Box` of rank 1.
         obs_shape, obs_dtype: of one observation.
-        max_episode_steps: the time limit in steps, None if the environment does not tell.
+        max_episode_steps: the time limit in steps, None if unknown.
     """
 
     def __init__(self, name: str, env, params):
         from gymnax.wrappers import LogWrapper
 
-        self.name = name
-        self.env, self.params = env, params
+        self.name, self.env, self.params = name, env, params
         self.action_space = env.action_space(params)
         limit = getattr(params, "max_steps_in_episode", None)
         self.max_episode_steps = None if limit is None else int(limit)
-        self._logged = LogWrapper(_Adapter(env, params))
-        obs, _ = jax.eval_shape(self._logged.reset, jax.random.key(0), params)
-        self.obs_shape, self.obs_dtype = obs.shape, obs.dtype
+        self._logged = LogWrapper(env)
+        self._num_observations = getattr(env.observation_space(params), "n", None)  # of a Discrete space
+        obs, _ = jax.eval_shape(self.reset, jax.random.split(jax.random.key(0), 1))
+        self.obs_shape, self.obs_dtype = obs.shape[1:], obs.dtype
+
+    def _convert(self, obs):
+        if self._num_observations is None:
+            return obs
+        return jax.nn.one_hot(obs, self._num_observations, dtype=jnp.float32)
 
     def reset(self, keys: jax.Array) -> tuple[jax.Array, Any]:
         """Start an episode in each environment. keys [num_envs] -> obs [num_envs, *obs_shape], env_state."""
-        return jax.vmap(self._logged.reset, in_axes=(0, None))(keys, self.params)
+        obs, env_state = jax.vmap(self._logged.reset, in_axes=(0, None))(keys, self.params)
+        return self._convert(obs), env_state
 
     def step(self, keys: jax.Array, env_state: Any, action: jax.Array):
         """One step in each environment.
@@ -73,21 +52,28 @@ class Environment:
             action: [num_envs, ...], in the environment's own units.
 
         Returns:
-            obs [num_envs, *obs_shape] (after an end: the next episode's first), env_state, reward, terminated,
-            truncated (each [num_envs], both flags may be true at once), and info with `final_observation` (the true
-            next observation, on every step) and gymnax' `returned_episode`, `returned_episode_returns`,
-            `returned_episode_lengths` (each [num_envs]).
+            obs [num_envs, *obs_shape] (of the next episode where one ended), env_state, reward, terminated, truncated
+            (each [num_envs]; both flags may be true), and info: `final_observation` (the true successor of every step),
+            gymnax' `returned_episode`, `returned_episode_returns` and `returned_episode_lengths`, and the scalars of
+            the environment's own info.
         """
-        return jax.vmap(self._logged.step, in_axes=(0, 0, 0, None))(keys, env_state, action, self.params)
+        step = jax.vmap(self._logged.step, in_axes=(0, 0, 0, None))
+        obs, env_state, reward, terminated, truncated, info = step(keys, env_state, action, self.params)
+        next_obs = self._convert(info.pop("final_observation"))
+        info = {
+            name: x for name, x in info.items() if name not in GYMNAX_INFO and getattr(x, "shape", None) == keys.shape
+        }
+        info["final_observation"] = next_obs
+        return self._convert(obs), env_state, reward.astype(jnp.float32), terminated, truncated, info
 
 
 def make_env(name: str) -> Environment:
     """Make an environment by its gymnax id; `gymnax.register(name, factory)` adds one of your own.
 
     Raises:
-        ValueError: unknown name (the nearest ones are suggested), or a space that the scripts cannot use.
+        ValueError: an unknown name (the message suggests the nearest ones) or an unsupported action space.
     """
-    import gymnax  # two seconds, and it starts JAX's backend: --help need not wait, and processes have to meet before
+    import gymnax  # imported here: it takes two seconds and starts JAX's backend, which must happen after hosts.connect
     from gymnax.environments import spaces
 
     if name not in gymnax.registered_envs:
@@ -99,15 +85,13 @@ def make_env(name: str) -> Environment:
             environment = Environment(name, env, params)
     except (OSError, ImportError) as error:
         raise ValueError(f"{name} cannot be made here: {error}") from error
-    action_space = environment.action_space
-    if isinstance(action_space, spaces.Discrete):
+    space = environment.action_space
+    if isinstance(space, spaces.Discrete):
         return environment
-    if not isinstance(action_space, spaces.Box) or len(action_space.shape) != 1:
-        raise ValueError(
-            f"{name} has the action space {action_space}; these scripts take Discrete(n) or a Box of shape (n,)"
-        )
-    if not all(np.isfinite(bound).all() for bound in (action_space.low, action_space.high)):
-        raise ValueError(f"{name} has the unbounded action space {action_space}; give its Box finite bounds")
+    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+        raise ValueError(f"{name} has the action space {space}; the scripts take Discrete(n) or a Box of shape (n,)")
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise ValueError(f"{name} has the unbounded action space {space}; give its Box finite bounds")
     return environment
 
 
@@ -118,17 +102,20 @@ def scale_action(action: jax.Array, space: Any) -> jax.Array:
 
 
 def episode_metrics(info: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Mean return and length of the episodes that ended in `info`, whose arrays have any equal shape, and their number.
+    """Number of the episodes that ended, and means over them: return, length, last values of the environment's scalars.
 
-    The means are NaN where none ended: a zero would be a score.
+    The arrays in `info` have any equal shape. The means are NaN where no episode ended: a zero would be a score.
     """
     ended = info["returned_episode"]
     num_episodes = ended.sum(dtype=jnp.int32)
-    divisor = jnp.maximum(num_episodes, 1).astype(jnp.float32)
-    total_return = jnp.where(ended, info["returned_episode_returns"], 0).sum()
-    total_length = jnp.where(ended, info["returned_episode_lengths"], 0).astype(jnp.float32).sum()
-    return {
-        "episode_return": jnp.where(num_episodes > 0, total_return / divisor, jnp.nan),
-        "episode_length": jnp.where(num_episodes > 0, total_length / divisor, jnp.nan),
+
+    def mean(x):
+        total = jnp.where(ended, x, 0).astype(jnp.float32).sum()
+        return jnp.where(num_episodes > 0, total / jnp.maximum(num_episodes, 1).astype(jnp.float32), jnp.nan)
+
+    scalars = {name: mean(x) for name, x in info.items() if not name.startswith("returned_episode")}
+    return scalars | {
+        "episode_return": mean(info["returned_episode_returns"]),
+        "episode_length": mean(info["returned_episode_lengths"]),
         "num_episodes": num_episodes,
     }

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 def orthogonal(scale: float) -> jax.nn.initializers.Initializer:
     """Orthogonal initialisation (Saxe et al. 2014) by Gram-Schmidt, a drop-in for `nn.initializers.orthogonal`.
 
-    A kernel [..., fan_out], seen as a matrix [fan_in, fan_out], gets orthogonal rows or columns, whichever are fewer,
-    of length `scale`, uniformly distributed over all such matrices. JAX's own takes LAPACK's QR, and on a CPU several
-    of those calls inside of one program can wait for each other for ever.
+    A kernel [..., fan_out], as a matrix [fan_in, fan_out], gets orthogonal rows or columns, whichever are fewer, of
+    length `scale`, distributed uniformly. JAX's own calls LAPACK's QR: several calls in one program can deadlock a CPU.
     """
 
     def init(key, shape, dtype=jnp.float32):
@@ -20,7 +19,7 @@ def orthogonal(scale: float) -> jax.nn.initializers.Initializer:
 
         def add_row(i, rows):
             row = normal[i]
-            for _ in range(2):  # once leaves rounding errors that grow with the number of rows, twice is enough
+            for _ in range(2):  # a second pass removes the rounding errors of the first
                 row = row - jnp.matmul(jnp.matmul(rows, row, precision="highest"), rows, precision="highest")
             return rows.at[i].set(row / jnp.linalg.norm(row))
 

@@ -7,18 +7,17 @@ from flax import struct
 
 @struct.dataclass
 class RunningStatistics:
-    """Mean and variance of everything seen so far. With count 0 they are 0 and 1, so `normalize` changes nothing."""
+    """Mean and variance of all items so far; 0 and 1 before the first."""
 
     mean: jax.Array  # [*shape] float32
     variance: jax.Array  # [*shape] float32, population variance
-    count: jax.Array  # [] int32: a float32 would stand still at 2^24
+    count: jax.Array  # [] int32: a float32 stops counting at 2^24
 
 
 def init_statistics(shape: tuple[int, ...]) -> RunningStatistics:
-    """Statistics of nothing yet, for items of this shape."""
-    return RunningStatistics(
-        mean=jnp.zeros(shape, jnp.float32), variance=jnp.ones(shape, jnp.float32), count=jnp.int32(0)
-    )
+    """Statistics of no items yet, for items of this shape."""
+    mean, variance = jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32)
+    return RunningStatistics(mean=mean, variance=variance, count=jnp.int32(0))
 
 
 def update_statistics(statistics: RunningStatistics, batch: jax.Array) -> RunningStatistics:
@@ -26,12 +25,10 @@ def update_statistics(statistics: RunningStatistics, batch: jax.Array) -> Runnin
     shape = statistics.mean.shape
     batch = batch.astype(jnp.float32).reshape(-1, *shape)
     total = statistics.count + batch.shape[0]
-    new_share = batch.shape[0] / total.astype(jnp.float32)
+    share = batch.shape[0] / total.astype(jnp.float32)  # of the new items
     delta = batch.mean(axis=0) - statistics.mean
-    variance = (
-        (1 - new_share) * statistics.variance + new_share * batch.var(axis=0) + (1 - new_share) * new_share * delta**2
-    )
-    return RunningStatistics(mean=statistics.mean + new_share * delta, variance=variance, count=total)
+    variance = (1 - share) * statistics.variance + share * batch.var(axis=0) + (1 - share) * share * delta**2
+    return RunningStatistics(mean=statistics.mean + share * delta, variance=variance, count=total)
 
 
 def normalize(statistics: RunningStatistics, x: jax.Array, clip: float = 10.0) -> jax.Array:
@@ -49,21 +46,21 @@ class RewardScaling:
 
 
 def init_reward_scaling(num_envs: int) -> RewardScaling:
-    """Nothing seen yet."""
+    """Scaling before the first reward."""
     return RewardScaling(statistics=init_statistics(()), discounted_return=jnp.zeros(num_envs, jnp.float32))
 
 
 def scale_rewards(
     scaling: RewardScaling, reward: jax.Array, done: jax.Array, gamma: float
 ) -> tuple[RewardScaling, jax.Array]:
-    """Divide rewards [num_steps, num_envs] by the std of the running discounted return, without centring (Engstrom et
-    al. 2020).
+    """Divide rewards by the std of the running discounted return, without centring (Engstrom et al. 2020).
 
-    The return is started anew *after* the last reward of an episode has been counted. done: terminated | truncated.
+    reward and done (terminated | truncated): [num_steps, num_envs]. The discounted return is reset *after* the last
+    reward of an episode has been counted.
     """
 
-    def accumulate(discounted_return, step):
-        reward, done = step
+    def accumulate(discounted_return, inputs):
+        reward, done = inputs
         discounted_return = gamma * discounted_return + reward
         return jnp.where(done, 0.0, discounted_return), discounted_return
 

@@ -82,7 +82,8 @@ def flags(**fields) -> list[str]:
 def small_config(script: str, iterations: int = ITERATIONS, **changes):
     """The Config of a small run of so many iterations."""
     module, env = importlib.import_module(script), changes.get("env", ENVS[script][0])
-    config = module.Config(**{"env": env, **module.PRESETS.get(env, {}), **SMALL[script], **changes})
+    default = module.PRESETS.get(env, module.Config(env=env))
+    config = dataclasses.replace(default, **{**SMALL[script], **changes})
     return dataclasses.replace(config, total_timesteps=config.env_steps(iterations))
 
 

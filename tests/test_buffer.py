@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from common.buffer import add, check_replay, init_buffer, sample
+from common.buffer import add, init_buffer, sample
+from common.config import check_replay
 
 ROW = {"obs": jax.ShapeDtypeStruct((2,), jnp.uint8), "flag": jax.ShapeDtypeStruct((), bool), "x": jnp.float32(0)}
 

@@ -88,7 +88,7 @@ def test_help_shows_the_values_that_will_run(script):
         helps = flag_helps(text)
         assert f"The defaults are those of {env}." in text
         assert f"(default: {env})" in helps["env"]
-        for name, value in {**dataclasses.asdict(module.Config()), **preset, "env": env}.items():
+        for name, value in dataclasses.asdict(preset).items():
             shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
             assert helps[name].endswith(f"(default: {shown})"), name
 
@@ -108,7 +108,7 @@ def test_help_fits_a_narrow_terminal(script, monkeypatch):
 def test_without_flags_the_default_environment_has_its_preset(script):
     module = importlib.import_module(script)
     config, options = parsed(script)
-    assert config == dataclasses.replace(module.Config(), **module.PRESETS.get(module.Config().env, {}))
+    assert config == module.PRESETS.get(module.Config().env, module.Config())
     assert options == Options()
 
 
@@ -116,23 +116,24 @@ def test_every_preset_is_taken_by_its_name(script):
     module = importlib.import_module(script)
     assert module.PRESETS
     for env, preset in module.PRESETS.items():
-        expected = dataclasses.replace(module.Config(), env=env, **preset)
         for words in (["--env", env], [f"--env={env}"]):
             config, _ = parsed(script, *words)
-            assert config == expected
+            assert config == preset
 
 
 def test_presets_name_fields_and_fit_the_script(script):
     module = importlib.import_module(script)
     for env, preset in module.PRESETS.items():
-        assert "env" not in preset
-        assert dataclasses.replace(module.Config(), **preset) != module.Config(), f"the preset of {env} is the default"
-        module.make(dataclasses.replace(module.Config(), env=env, **preset))
+        assert preset.env == env
+        assert preset != module.Config(env=env), f"the preset of {env} is the default"
+        module.make(preset)
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_flags_win_over_presets(script, order):
-    presets = {ENVS[script][0]: {"total_timesteps": 30_000, "gamma": 0.5, "normalize_obs": True}}
+    env = ENVS[script][0]
+    config_class = importlib.import_module(script).Config
+    presets = {env: config_class(env, total_timesteps=30_000, gamma=0.5, normalize_obs=True)}
     env, changes = ["--env", ENVS[script][0]], ["--gamma", "0.75", "--no-normalize-obs"]
     config, _ = parsed(script, *(env + changes if order == "after" else changes + env), presets=presets)
     assert (config.total_timesteps, config.gamma, config.normalize_obs) == (30_000, 0.75, False)

@@ -183,8 +183,8 @@ class ReferenceActorCritic(Reference):
     def close(self, state):
         super().close(state)
         for adam, opt_state in (
-            (self.critic_adam, state.opt_state.critic),
-            (self.actor_adam, state.opt_state.actor),
+            (self.critic_adam, state.opt_state["critic"]),
+            (self.actor_adam, state.opt_state["actor"]),
         ):
             mean = optax.tree_utils.tree_get(opt_state, "mu")
             jax.tree.map(lambda x, y: np.testing.assert_allclose(y, x, rtol=2e-3, atol=1e-4), adam.mean, mean)
@@ -241,10 +241,11 @@ class ReferenceTD3(ReferenceActorCritic):
         super().__init__(config, state)
         self.batches_per_update = config.policy_delay
 
-    def update(self, batches, noise):
+    def update(self, batches):
         config, records = self.config, []
-        for batch, batch_noise in zip(batches, noise, strict=True):
-            smoothing = np.clip(config.target_noise * batch_noise, -config.target_noise_clip, config.target_noise_clip)
+        for batch in batches:
+            noise = np.asarray(known_noise(None, (config.batch_size, 2)), np.float64)
+            smoothing = np.clip(config.target_noise * noise, -config.target_noise_clip, config.target_noise_clip)
             next_action = np.tanh(self.mlp(self.target_params.actor, batch.next_obs))
             next_action = np.clip(next_action + smoothing, -1, 1)
             q_next = self.q(self.target_params.critic, batch.next_obs, next_action).min(axis=-1)
@@ -292,11 +293,8 @@ def test_iterations_equal_numpy(case, monkeypatch):
         state, metrics = step(state, iteration)
         batches, records = batches_of(config, state), []
         assert any(batch.terminated.any() for batch in batches)
-        noise = np.asarray(known_noise(None, (config.gradient_steps, config.batch_size, 2)), np.float64)
         for i in range(0, config.gradient_steps, reference.batches_per_update):
-            rows = slice(i, i + reference.batches_per_update)
-            more = (noise[rows],) if script == "td3" else ()
-            records.append(reference.update(batches[rows], *more))
+            records.append(reference.update(batches[i : i + reference.batches_per_update]))
         expected = {name: np.mean([record[name] for record in records]) for name in records[0]}
         expected |= reference.end_iteration(iteration)
         assert metrics.keys() - expected.keys() == {"episode_return", "episode_length", "num_episodes"}

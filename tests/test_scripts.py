@@ -167,7 +167,8 @@ def test_presets_can_be_built(script):
     """Every preset names a known environment and known fields, and passes the checks."""
     module = importlib.import_module(script)
     for env, preset in module.PRESETS.items():
-        module.make(module.Config(**{"env": env} | preset))
+        assert preset.env == env
+        module.make(preset)
 
 
 # -- Seeds -------------------------------------------------------------------------------------------------------------

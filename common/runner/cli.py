@@ -23,9 +23,7 @@ def fail(message: str, status: int = 2) -> NoReturn:
 
 def find_preset(config_class: type, presets: dict[str, Any], env: str) -> Any:
     """The Config of an environment where no flag says otherwise."""
-    preset = presets.get(env) or {}
-    preset = {"env": env} | preset if isinstance(preset, dict) else vars(preset)
-    return dataclasses.replace(config_class(), **preset)
+    return presets.get(env) or dataclasses.replace(config_class(), env=env)
 
 
 def parse(script: str, config_class: type, presets: dict[str, Any]) -> tuple[Any, Options]:

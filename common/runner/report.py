@@ -26,8 +26,9 @@ def report(experiment: Experiment, directory: Path, result: Result, preset: Any)
         int(scores.pop("eval_cut_episodes", np.zeros(1)).sum()),
     )
     env_steps = experiment.env_steps(num_iterations)
-    losses = [x for name, x in metrics.items() if name != "num_episodes" and not name.startswith("episode_")]
-    is_healthy = result.is_healthy & np.all([np.isfinite(x).all(axis=1) for x in losses], axis=0)
+    is_undefined = metrics["num_episodes"] == 0  # means over episodes are NaN there
+    is_finite = [(np.isfinite(x) | is_undefined).all(axis=1) for x in metrics.values()]
+    is_healthy = result.is_healthy & np.all(is_finite, axis=0)
     title = f"{experiment.algorithm} on {config.env}"
     summary = {
         "env": config.env,
