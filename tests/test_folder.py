@@ -6,6 +6,7 @@ import json
 import math
 import resource
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from common.runner import folder
 from common.runner.experiment import Experiment, Part, append_metrics
 from common.runner.folder import read_metrics, read_record, replacing, write_curves, write_json, write_metrics
 from common.runner.options import Options
-from common.runner.record import make_record, read_config
+from common.runner.record import check_parts, make_record, read_config, read_experiment
 from common.runner.statistics import Curve
 
 # -- Atomic writes -----------------------------------------------------------------------------------------------------
@@ -246,12 +247,28 @@ def test_a_record_gives_config_options_and_parts_back(tmp_path):
     assert json.loads(path.read_text())["packages"]["numpy"] == np.__version__
 
 
-def test_a_record_of_a_sweep_gives_its_settings_back(tmp_path):
+def test_a_record_of_a_sweep_gives_its_experiment_back(tmp_path):
     options = dataclasses.replace(OPTIONS, sweep=("learning-rate=0.1,0.2",))
-    write_record(tmp_path, Config(), options, {"learning_rate": np.float32([0.1, 0.2])}, parts=[(0, 10)])
-    record = read_record(tmp_path)
-    assert record.options.sweep == ("learning-rate=0.1,0.2",)
-    np.testing.assert_array_equal(record.settings["learning_rate"], np.float32([0.1, 0.2]))
+    settings = {"learning_rate": np.float32([0.1, 0.2])}
+    path = write_record(tmp_path, Config(), options, settings, parts=[(0, 10)])
+    experiment = read_experiment(read_record(tmp_path), SimpleNamespace(Config=Config, make=None))
+    assert (experiment.config, experiment.options) == (Config(), options)
+    np.testing.assert_array_equal(experiment.settings["learning_rate"], settings["learning_rate"])
+    assert json.loads(path.read_text())["settings"] == {"learning_rate": [0.1, 0.2]}
+
+
+@pytest.mark.parametrize("num_seeds", [2, 6])
+@pytest.mark.parametrize("parts", [[(0, 5)], [(0, 2), (2, 5)]])
+def test_parts_of_another_number_of_lanes_are_refused(tmp_path, num_seeds, parts):
+    write_record(tmp_path, Config(), dataclasses.replace(OPTIONS, num_seeds=num_seeds), parts=parts)
+    with pytest.raises(ValueError, match=f"the recorded parts are not those of {num_seeds} lanes"):
+        read_experiment(read_record(tmp_path), SimpleNamespace(Config=Config, make=None))
+
+
+@pytest.mark.parametrize("parts", [[[1, 5]], [[0, 4]], [[0, 2], [3, 5]], [[0, 7], [7, 5]], [[0, 3], [2, 5]]])
+def test_parts_that_do_not_follow_each_other_are_refused(parts):
+    with pytest.raises(ValueError, match="parts"):
+        check_parts([Part(*part) for part in parts], 5)
 
 
 def test_what_describes_a_process_is_not_recorded(tmp_path):
@@ -264,19 +281,15 @@ def test_what_describes_a_process_is_not_recorded(tmp_path):
     ("keys", "value"),
     [
         *((("options", name), value) for name in ("num_seeds", "seed") for value in ("x", None, 1.5, True, [3])),
-        *((("options", "num_seeds"), value) for value in (0, 2, -5, 10**12)),
+        *((("options", "num_seeds"), value) for value in (0, -5, 10**12)),
         (("options", "checkpoint_every"), "often"),
         (("options", "checkpoint_every"), None),
         (("options", "sweep"), "gamma=1"),
         (("options", "sweep"), [1]),
-        (("options", "sweep"), ["learning_rate=1,2"]),
         (("options", "wandb"), 7),
         (("options", "name"), "../x"),
         (("options", "more"), 1),
-        *((("parts",), value) for value in (None, 3, [3], [[0]], [[0, "x"]], [[1, 5]], [[0, 4]], [[0, 2], [3, 5]])),
-        (("parts",), [[0, 7], [7, 5]]),
-        (("settings",), []),
-        (("settings",), {"learning_rate": [1.0]}),
+        *((("parts",), value) for value in (None, 3, [3], [[0]], [[0, "x"]], [[0, 1, 2]])),
         (("config",), []),
         (("script",), 3),
         (("wandb_id",), None),

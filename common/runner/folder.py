@@ -23,8 +23,11 @@ CHECKPOINT, EVALUATION = "checkpoint.safetensors", "evaluation.npz"
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to; it becomes `path` when the block ends. After a kill `path` is the old file or the new one."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    """A path to write to; it becomes `path` when the block ends. After a kill `path` is the old file or the new one.
+
+    What a kill leaves behind is overwritten by the next write.
+    """
+    aside = path.with_name(f".{path.name}.new")
     try:
         yield aside
         with aside.open("rb") as file:

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 
 from common.runner import checkpoint, folder
-from common.runner.experiment import Experiment
-from common.runner.record import read_config
+from common.runner.record import read_experiment
 
 
 def load(run_dir: str | Path, seed_index: int = 0, setting_index: int = 0) -> tuple[Any, Any, Any]:
@@ -31,14 +30,13 @@ def load(run_dir: str | Path, seed_index: int = 0, setting_index: int = 0) -> tu
     run_dir = Path(run_dir)
     record = folder.read_record(run_dir)
     script = import_script(record.script)
-    config = read_config(script.Config, record)
-    experiment = Experiment(record.script, script.make, config, record.options, record.settings)
+    experiment = read_experiment(record, script)
     lane = experiment.lane(seed_index, setting_index)
     part = next((part for part in record.parts if part.start <= lane < part.stop), None)
     path = part and folder.part_folder(run_dir, record.parts, part) / folder.CHECKPOINT
     if path is None or not path.exists():
         raise ValueError(f"{run_dir} has no checkpoint of this seed")
-    config = dataclasses.replace(config, **experiment.setting(setting_index))
+    config = dataclasses.replace(experiment.config, **experiment.setting(setting_index))
     algorithm = script.make(config)
     keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((part.num_lanes,), np.uint32))
     abstract_state = jax.eval_shape(jax.vmap(algorithm.init), keys)

@@ -16,6 +16,7 @@ from common.runner.devices import strong
 from common.runner.experiment import Experiment, Part
 from common.runner.memory import available_bytes, format_bytes, host_bytes, num_bytes
 from common.runner.options import Options
+from common.runner.record import check_parts
 from common.runner.sweep import count_settings, make_settings, read_axes
 from common.runner.tracking import check_wandb
 
@@ -58,7 +59,11 @@ def prepare(script: str, config_class: type, presets: dict[str, Any], make: Call
     check_wandb(options.wandb)
     settings = make_settings(axes, options.sweep_samples, options.seed)
     experiment = Experiment(script, make, config, options, settings)
-    parts, wandb_id = _recorded(experiment) if options.resume else ([], secrets.token_hex(4))
+    parts, wandb_id = [], secrets.token_hex(4)
+    if options.resume:
+        record = folder.read_record(Path(options.resume))
+        parts, wandb_id = record.parts, record.wandb_id
+        check_parts(parts, num_lanes)
     directory = hosts.agree("directory", lambda: str(folder.make_folder(experiment.algorithm, config.env, options)))
     return Prepared(experiment, Path(directory), state, parts, wandb_id)
 
@@ -94,13 +99,3 @@ def check_evaluation(env_name: str, options: Options) -> None:
     most = available_bytes(1) // (2 * num_bytes(jax.eval_shape(env.reset, keys)))
     if options.eval_episodes > most:
         raise ValueError(f"eval_episodes = {options.eval_episodes:,}, but at most {most:,} fit in the memory")
-
-
-def _recorded(experiment: Experiment) -> tuple[list[Part], str]:
-    """Parts and wandb id of a run that is resumed. Raises ValueError if its settings are not those of its sweep."""
-    record = folder.read_record(Path(experiment.options.resume))
-    saved, made = ({name: x.tolist() for name, x in of.settings.items()} for of in (record, experiment))
-    if saved != made:
-        path = Path(experiment.options.resume) / "config.json"
-        raise ValueError(f"{path} cannot be read: its settings are not those of its sweep")
-    return record.parts, record.wandb_id

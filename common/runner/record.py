@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from common.config import check_value
 from common.runner import options as options_module
 from common.runner.experiment import Experiment, Part
 from common.runner.options import Options
+from common.runner.sweep import make_settings, read_axes
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "safetensors", "numpy")
 # The fields that are read again, with their types.
-FIELDS = {"script": str, "config": dict, "options": dict, "settings": dict, "parts": list, "wandb_id": str}
+FIELDS = {"script": str, "config": dict, "options": dict, "parts": list, "wandb_id": str}
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,6 @@ class Record:
     script: str  # path
     config: dict[str, Any]
     options: Options
-    settings: dict[str, np.ndarray]  # swept field -> float32 [num_settings]
     parts: list[Part]  # empty: not known yet
     wandb_id: str  # from which the ids of the wandb runs are made
 
@@ -76,18 +75,28 @@ def parse_record(content: Any) -> Record:
             raise ValueError(f"it needs a field {name!r} of type {kind.__name__}")
     options = options_module.from_json(content["options"])
     try:
-        settings = {name: np.array(values, np.float32) for name, values in content["settings"].items()}
         parts = [Part(int(start), int(stop)) for start, stop in content["parts"]]
     except (TypeError, ValueError):
-        raise ValueError("its settings or parts are not numbers") from None
-    shapes = {x.shape for x in settings.values()}
-    if bool(settings) != bool(options.sweep) or len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
-        raise ValueError("its settings are not those of its sweep")
-    num_lanes = options.num_seeds * (shapes.pop()[0] if shapes else 1)
+        raise ValueError("its parts are not pairs of numbers") from None
+    return Record(content["script"], content["config"], options, parts, content["wandb_id"])
+
+
+def read_experiment(record: Record, script: Any) -> Experiment:
+    """The experiment of a record; `script`: the module that trained it. Raises ValueError if they do not fit."""
+    config, options = read_config(script.Config, record), record.options
+    settings = make_settings(
+        read_axes(options.sweep, options.sweep_samples, config), options.sweep_samples, options.seed
+    )
+    experiment = Experiment(record.script, script.make, config, options, settings)
+    check_parts(record.parts, experiment.num_lanes)
+    return experiment
+
+
+def check_parts(parts: list[Part], num_lanes: int) -> None:
+    """Raise ValueError unless parts follow each other from lane 0 to the last one. Without parts they are not known."""
     edges = [edge for part in parts for edge in part]
     if parts and (edges[0] != 0 or edges[-1] != num_lanes or edges[1:-1:2] != edges[2:-1:2] or edges != sorted(edges)):
-        raise ValueError(f"its parts are not those of {num_lanes} lanes (seeds x settings)")
-    return Record(content["script"], content["config"], options, settings, parts, content["wandb_id"])
+        raise ValueError(f"the recorded parts are not those of {num_lanes} lanes (seeds x settings)")
 
 
 def read_config(config_class: type, record: Record) -> Any:
@@ -103,6 +112,4 @@ def read_config(config_class: type, record: Record) -> Any:
     fields = {name: tuple(x) if isinstance(x, list) else x for name, x in record.config.items()}
     for name, value in fields.items():
         check_value(name, value, hints[name])
-    if not record.settings.keys() <= fields.keys():
-        raise ValueError(f"it sweeps fields that the script does not have: {sorted(record.settings)}")
     return config_class(**fields)

@@ -1,0 +1,58 @@
+"""Importing the kit: the number of CPU devices, and no runner."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT, SCRIPTS
+
+CORES = len(os.sched_getaffinity(0))
+
+
+def python(code, **environment):
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"} | environment
+    return subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+
+
+def test_there_is_a_device_for_each_core():
+    result = python("import common, jax; print(jax.device_count())")
+    assert (result.stdout, result.stderr) == (f"{CORES}\n", "")
+
+
+@pytest.mark.skipif(CORES < 2, reason="one core has nothing to lose")
+def test_starting_jax_before_the_kit_is_said_in_one_line():
+    result = python("import jax; jax.devices(); import common; print(jax.device_count())")
+    assert result.stdout == "1\n"
+    assert result.stderr == (
+        f"warning: JAX started before `common` was imported and uses 1 of {CORES} CPU cores; "
+        "import `common` before gymnax, which starts JAX\n"
+    )
+    chosen = python("import jax; jax.devices(); import common", JAX_NUM_CPU_DEVICES="1")
+    assert chosen.stderr == ""
+
+
+SEEN = """
+import sys, {script}
+slow = ["orbax", "matplotlib", "scipy.stats", "wandb", "gymnax", "tyro", "safetensors", "common.runner"]
+print([name for name in slow if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_imports_nothing_of_the_runner(script):
+    """Nor anything else that a copied script does not need."""
+    assert python(SEEN.format(script=script)).stdout == "[]\n"
+
+
+def test_help_imports_neither_gymnax_nor_what_only_the_end_of_a_run_needs():
+    code = """
+import sys, runpy
+sys.argv = ["ppo.py", "--help"]
+try:
+    runpy.run_path("ppo.py", run_name="__main__")
+except SystemExit:
+    pass
+print([name for name in ["gymnax", "matplotlib", "scipy.stats", "wandb"] if name in sys.modules], file=sys.stderr)
+"""
+    assert python(f"import os; os.chdir({str(ROOT)!r})\n{code}").stderr == "[]\n"
