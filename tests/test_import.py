@@ -56,3 +56,13 @@ except SystemExit:
 print([name for name in ["gymnax", "matplotlib", "scipy.stats", "wandb"] if name in sys.modules], file=sys.stderr)
 """
     assert python(f"import os; os.chdir({str(ROOT)!r})\n{code}").stderr == "[]\n"
+
+
+def test_plotting_libraries_are_imported_when_they_are_used():
+    code = """
+import common, sys, gymnax
+print("pandas" in sys.modules, "matplotlib.figure" in sys.modules)
+import matplotlib.pyplot as plt, seaborn
+print(plt.Figure.__name__, seaborn.__version__[0] in "0123456789", sys.modules["matplotlib.pyplot"].__file__ != "")
+"""
+    assert python(code).stdout == "False False\nFigure True True\n"

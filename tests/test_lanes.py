@@ -129,7 +129,7 @@ def test_the_number_of_devices_can_be_limited():
 # -- Batches -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("script", ["ppo", "dqn"])
+@pytest.mark.parametrize("script", ["dqn"])
 def test_batches_are_the_same_as_all_lanes_at_once(script):
     arguments = small_run(script, num_seeds=7, eval_episodes=2)
     for name, batch in (("whole", []), ("batches", ["--lanes-per-batch", "3"])):

@@ -3,22 +3,20 @@
 import shutil
 
 import pytest
-from helpers import SCRIPTS, call, capture, execute, small_run
+from helpers import call, capture, execute, small_run
 from PIL import Image
 
 from common.runner import render
 
 # Drawable and not, with actions that the script takes.
-DRAWN = {"ppo": "CartPole-v1", "dqn": "CartPole-v1", "sac": "Pendulum-v1", "td3": "Pendulum-v1"}
+DRAWN = {"ppo": "CartPole-v1", "td3": "Pendulum-v1"}
 NOT_DRAWN = {
     "ppo": "MemoryChain-bsuite",
-    "dqn": "MemoryChain-bsuite",
-    "sac": "Reacher-misc",
     "td3": "Reacher-misc",
 }
 
 
-@pytest.fixture(scope="module", params=SCRIPTS)
+@pytest.fixture(scope="module", params=DRAWN)
 def script(request):
     return request.param
 

@@ -532,7 +532,6 @@ def test_bad_settings(script, changes, words, folder):
         (["--sweep", "gamma=lin:0.9:0.99:1000000000"], "2,000,000,000 lanes (seeds x settings) record"),
         (["--sweep", "gamma=lin:0.9:0.99", "--sweep-samples", "1000000000"], "2,000,000,000 lanes (seeds x"),
         (["--eval-episodes", "1000000000"], "eval_episodes = 1,000,000,000, but at most "),
-        (["--num-envs", "10000000", "--total-timesteps", "1e9"], "times the memory; lower --num-envs"),
         (["--num-envs", "100000", "--total-timesteps", "1e8", "--num-seeds", "640", "--lanes-per-batch", "640"],
          "640 lanes take "),
         (["--num-envs", "5000000000", "--total-timesteps", "1e9"], "num_envs = 5000000000 does not fit an int32"),

@@ -1,7 +1,7 @@
-"""Several processes, usually one a host, on JAX's own distributed runtime.
+"""Several processes, usually one per host, on JAX's own distributed runtime.
 
-Each trains its own lanes on its own devices, and nothing is sent while they train. They meet at the beginning, to agree
-on the folder of the run, and at the end, to see who came; results pass through the folder, which all of them share.
+Each process trains its own lanes on its own devices and sends nothing meanwhile. At the start they agree on the folder
+of the run, at the end process 0 waits for the others; results pass through the folder, which all of them share.
 """
 
 import os
@@ -13,21 +13,22 @@ from typing import Any
 
 import jax
 
-PATIENCE = 300  # seconds to wait for the other processes at the beginning
-HEARTBEAT = 30  # seconds without a sign of life after which a process counts as dead
+PATIENCE = 300  # seconds to wait for the other processes at the start
+HEARTBEAT = 30  # seconds without a heartbeat after which a process counts as dead
 
 
 def connect(coordinator: str, num_processes: int, process_id: int) -> None:
-    """Join the other processes; the backend of JAX must not have started yet.
+    """Join the other processes; JAX's backend must not have started yet.
 
     Args:
-        coordinator: `host:port` of process 0, or `auto`: Slurm, Open MPI, Kubernetes or a TPU pod tell all three.
+        coordinator: `host:port` of process 0, or `auto`: detect all three from Slurm, Open MPI, Kubernetes or a TPU
+            pod.
 
     Raises:
-        ValueError: what the processes need to find each other is missing or wrong. Where another process never comes,
-            this one exits with status 2: JAX waits in code that cannot be interrupted.
+        ValueError: the address or a number is missing or wrong. If another process never connects, this one exits
+            with status 2, since JAX waits in code that cannot be interrupted.
     """
-    jax.config.update("jax_enable_recoverability", True)  # one that dies does not take the others along
+    jax.config.update("jax_enable_recoverability", True)  # a process that dies does not end the others
     address = (
         {} if coordinator == "auto" else {"coordinator_address": coordinator, "cluster_detection_method": "deactivate"}
     )
@@ -56,9 +57,9 @@ def _give_up(coordinator: str) -> None:
 
 
 def agree(name: str, decide: Callable[[], str]) -> str:
-    """What process 0 decides, in every process. A name can be used once.
+    """Return in every process what `decide` returns in process 0. A name can be used once.
 
-    Raises ValueError in all of them if `decide` does.
+    Raises ValueError in every process if `decide` does.
     """
     client = jax._src.distributed.global_state.client
     if client is None:
@@ -70,13 +71,13 @@ def agree(name: str, decide: Callable[[], str]) -> str:
             client.key_value_set(name, f"-{error}")
     decided = client.blocking_key_value_get(name, PATIENCE * 1000)
     if decided.startswith("-"):
-        wait_for_all()  # or the others would lose process 0 before they have read this
+        wait_for_all()  # otherwise process 0 could leave before the others have read this
         raise ValueError(decided[1:])
     return decided[1:]
 
 
 def wait_for_all() -> list[int]:
-    """Wait until every process that lives has come here, and part. Returns those that have died, or ended before."""
+    """Wait for all living processes, then disconnect. Returns the processes that have died or ended before."""
     client = jax._src.distributed.global_state.client
     if client is None:
         return []
@@ -86,9 +87,9 @@ def wait_for_all() -> list[int]:
 
 
 def leave() -> None:
-    """Part. Process 0 waits until the others have gone: JAX ends those who lose it, perhaps while they save.
+    """Disconnect; a second call does nothing.
 
-    To part a second time does nothing.
+    Process 0 waits until the others have disconnected: without it JAX ends them, perhaps while they save.
     """
     client = jax._src.distributed.global_state.client
     if client is None:
@@ -96,12 +97,12 @@ def leave() -> None:
     if jax.process_index() > 0:
         jax.distributed.shutdown()
     else:
-        while len(_meet(client)) > 1:  # they came, and have yet to go
+        while len(_meet(client)) > 1:  # some have not disconnected yet
             pass
 
 
 def _meet(client: Any) -> set[int]:
-    """Wait until every process that lives has come here; which these are."""
+    """Wait for all living processes to call this, and return their numbers."""
     alive = Future()
 
     def wait():
@@ -110,5 +111,5 @@ def _meet(client: Any) -> set[int]:
         except Exception as error:
             alive.set_exception(error)
 
-    threading.Thread(target=wait, daemon=True).start()  # Ctrl-C is not heard by the thread that waits in JAX
+    threading.Thread(target=wait, daemon=True).start()  # a thread that waits in JAX cannot be interrupted
     return alive.result()
