@@ -122,7 +122,7 @@ def make_segment(make: Callable, placement: Placement, state_bytes: int, capacit
     """
 
     def segment(settings, state, start, stop):
-        step = make(settings).step
+        step = jax.jit(make(settings).step, inline=True)  # traced once for both calls
 
         def iterate(iteration, carry):
             state, records = carry

@@ -20,6 +20,8 @@ from common.runner.record import check_parts
 from common.runner.sweep import count_settings, make_settings, read_axes
 from common.runner.tracking import check_wandb
 
+RECORD_BYTES = 40  # per lane and iteration: about ten metrics
+
 
 class Prepared(NamedTuple):
     """A run of which everything has been checked that can be checked before compiling."""
@@ -50,11 +52,9 @@ def prepare(script: str, config_class: type, presets: dict[str, Any], make: Call
         raise ValueError(
             f"{jax.process_count()} processes need at least as many lanes (seeds x settings), not {num_lanes}"
         )
-    algorithm = make(config)
-    state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
+    state = jax.eval_shape(lambda key: strong(make(config).init(key)), jax.eval_shape(jax.random.key, 0))
     check_state(options, num_lanes, num_bytes(state))
-    _, metrics = jax.eval_shape(algorithm.step, state, 0)
-    check_results(num_lanes, config.num_iterations * num_bytes(metrics))
+    check_results(num_lanes, config.num_iterations * RECORD_BYTES)
     check_evaluation(config.env, options)
     check_wandb(options.wandb)
     settings = make_settings(axes, options.sweep_samples, options.seed)
@@ -88,7 +88,7 @@ def check_results(num_lanes: int, lane_bytes: int) -> None:
     most = host_bytes() // (3 * lane_bytes)  # joining copies them, writing may do so once more
     if num_lanes > most:
         raise ValueError(
-            f"{num_lanes:,} lanes (seeds x settings) record {format_bytes(num_lanes * lane_bytes)} of metrics; "
+            f"{num_lanes:,} lanes (seeds x settings) record about {format_bytes(num_lanes * lane_bytes)} of metrics; "
             f"at most {most:,} lanes fit in {format_bytes(host_bytes())} of memory"
         )
 
