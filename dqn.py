@@ -51,16 +51,16 @@ class Config:
     num_envs: int = 1  # parallel environments
     steps_per_iteration: int = 1_000  # env steps per record of metrics
     learning_starts: int = 1_000  # uniform-random env steps before the first iteration
-    buffer_size: int = 100_000  # transitions
+    buffer_size: int = 100_000  # capacity in transitions
     batch_size: int = 128  # transitions per update
     train_interval: int = 4  # env steps between updates; 4 as in Mnih et al. 2015
     gradient_steps: int = 1  # updates per train_interval
     target_interval: int = 500  # env steps between updates of the target network
     tau: PositiveFraction = 1.0  # step of the target network towards the online network; 1: copy
     learning_rate: NonNegative = 2.5e-4  # Adam step size at the start
-    anneal_learning_rate: bool = False  # linearly to 0 at total_timesteps
-    adam_eps: Positive = 1e-8  # 1.5e-4 to 3e-4 is common at Atari scale
-    max_grad_norm: Positive = 10.0  # global norm over all parameters
+    anneal_learning_rate: bool = False  # decay the learning rate linearly to 0
+    adam_eps: Positive = 1e-8  # epsilon of Adam; 1.5e-4 to 3e-4 at Atari scale
+    max_grad_norm: Positive = 10.0  # gradients are clipped to this global norm
     gamma: Fraction = 0.99  # discount
     epsilon_start: Fraction = 1.0  # share of random actions at the start
     epsilon_end: Fraction = 0.05  # share of random actions at the end
@@ -68,9 +68,9 @@ class Config:
     double: bool = True  # Double DQN: the online network selects, the target network evaluates
     dueling: bool = False  # dueling network: state value plus advantages
     loss: Literal["mse", "huber"] = "mse"  # squared error or Huber loss
-    normalize_obs: bool = False  # by running mean and variance; the buffer keeps raw obs
+    normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     hidden_sizes: tuple[int, ...] = (128, 128)  # layers, after the convolution if there is one
-    activation: Literal["tanh", "relu", "swish"] = "relu"  # the paper's is relu
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers, as in the paper
 
     @property
     def cycle_steps(self) -> int:

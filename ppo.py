@@ -5,7 +5,7 @@ Implementation details (Huang et al. 2022, "The 37 Implementation Details of PPO
   - Shuffled minibatches; advantages are normalised per minibatch.
   - Adam with eps 1e-5; global norm clipping; linear learning rate annealing.
   - Separate networks; orthogonal initialisation, sqrt(2) hidden, 0.01 policy, 1 value.
-  - Continuous actions: state-independent log_std; only the environment sees clipped actions.
+  - Continuous actions: state-independent log_std; the environment gets clipped actions.
 
 Deviations:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -55,19 +55,19 @@ class Config:
     num_epochs: int = 4  # passes over the rollout
     num_minibatches: int = 4  # updates per pass; must divide num_envs * num_steps
     learning_rate: NonNegative = 2.5e-4  # Adam step size at the start
-    anneal_learning_rate: bool = True  # linearly to 0 at total_timesteps
-    adam_eps: Positive = 1e-5  # as in the original code
-    max_grad_norm: Positive = 0.5  # global norm over all parameters
+    anneal_learning_rate: bool = True  # decay the learning rate linearly to 0
+    adam_eps: Positive = 1e-5  # epsilon of Adam, as in the original code
+    max_grad_norm: Positive = 0.5  # gradients are clipped to this global norm
     gamma: Fraction = 0.99  # discount
-    gae_lambda: Fraction = 0.95  # 0: one-step advantage, 1: Monte Carlo
+    gae_lambda: Fraction = 0.95  # lambda of GAE; 0: one-step advantage, 1: Monte Carlo
     clip_eps: Positive = 0.2  # bound of |ratio - 1|, and of the value's change if clip_value
-    clip_value: bool = False  # stalls large values; Andrychowicz et al. 2021 found no gain
+    clip_value: bool = False  # clip the value loss; no gain in Andrychowicz et al. 2021
     vf_coef: NonNegative = 0.5  # weight of the value loss
     ent_coef: NonNegative = 0.01  # weight of the entropy bonus
-    normalize_obs: bool = False  # by running mean and variance
-    normalize_reward: bool = False  # by the std of the running discounted return
+    normalize_obs: bool = False  # normalise by running mean and variance
+    normalize_reward: bool = False  # divide by the std of the discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # layers of the policy and of the value network
-    activation: Literal["tanh", "relu", "swish"] = "tanh"  # as in Andrychowicz et al. 2021
+    activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers; Andrychowicz et al. 2021
 
     @property
     def steps_per_iteration(self) -> int:

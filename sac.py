@@ -54,7 +54,7 @@ class Config:
     num_envs: int = 1  # parallel environments
     steps_per_iteration: int = 1_000  # env steps per record of metrics
     learning_starts: int = 1_000  # uniform-random env steps before the first iteration
-    buffer_size: int = 1_000_000  # transitions
+    buffer_size: int = 1_000_000  # capacity in transitions
     batch_size: int = 256  # transitions per critic update
     train_interval: int = 1  # env steps between updates
     gradient_steps: int = 1  # critic updates per train_interval
@@ -65,9 +65,9 @@ class Config:
     alpha: Positive = 1.0  # temperature at the start
     target_entropy: float = -1.0  # target per action dimension; the paper's is -1
     gamma: Fraction = 0.99  # discount
-    normalize_obs: bool = False  # by running mean and variance; the buffer keeps raw obs
+    normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
-    activation: Literal["tanh", "relu", "swish"] = "relu"  # the paper's is relu
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers, as in the paper
 
     @property
     def cycle_steps(self) -> int:

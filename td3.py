@@ -51,7 +51,7 @@ class Config:
     num_envs: int = 1  # parallel environments
     steps_per_iteration: int = 1_000  # env steps per record of metrics
     learning_starts: int = 1_000  # uniform-random env steps before the first iteration
-    buffer_size: int = 1_000_000  # transitions
+    buffer_size: int = 1_000_000  # capacity in transitions
     batch_size: int = 256  # transitions per critic update
     train_interval: int = 2  # env steps between updates
     gradient_steps: int = 2  # critic updates per train_interval
@@ -63,9 +63,9 @@ class Config:
     exploration_noise: NonNegative = 0.1  # std of the noise on actions in [-1, 1]
     target_noise: NonNegative = 0.2  # std of the noise on target actions in [-1, 1]
     target_noise_clip: NonNegative = 0.5  # bound of the noise on target actions
-    normalize_obs: bool = False  # by running mean and variance; the buffer keeps raw obs
+    normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
-    activation: Literal["tanh", "relu", "swish"] = "relu"  # the paper's is relu
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers, as in the paper
 
     @property
     def cycle_steps(self) -> int:

@@ -15,7 +15,7 @@ ConfigType = TypeVar("ConfigType")
 class Range(NamedTuple):
     """The finite values that a float field may have."""
 
-    text: str  # what stands behind "must be"
+    text: str  # completes "must be ..."
     holds: Callable[[np.float32], bool]
 
 
@@ -111,6 +111,6 @@ def check_replay(config: Any) -> None:
         )
     if not config.batch_size <= config.learning_starts <= config.buffer_size:
         raise ValueError(
-            "batch_size <= learning_starts <= buffer_size must hold, not "
-            f"{config.batch_size} <= {config.learning_starts} <= {config.buffer_size}"
+            f"learning_starts = {config.learning_starts} must be between batch_size = {config.batch_size} "
+            f"and buffer_size = {config.buffer_size}"
         )

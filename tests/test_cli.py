@@ -67,7 +67,7 @@ def test_help_shows_two_groups(script):
     text = help_of(script)
     algorithm, run = text.index(f"{script} options"), text.index("run options")
     assert f"Settings of {script.upper()}." in text[algorithm:run]
-    assert "What a run does besides training." in text[run:]
+    assert "Options of the run, the same for every algorithm." in text[run:]
     assert flag_helps(text[algorithm:run]).keys() == dataclasses.asdict(importlib.import_module(script).Config()).keys()
     assert flag_helps(text[run:]).keys() == dataclasses.asdict(Options()).keys()
 

@@ -173,7 +173,7 @@ def test_metrics_that_are_too_few_are_an_error_that_names_the_file(tmp_path):
 )
 def test_metrics_of_another_run_are_an_error_that_names_the_file(tmp_path, env_steps, lanes):
     write_metrics(tmp_path, np.arange(3), {"seed": np.arange(2)}, metrics_of(2, 3))
-    with pytest.raises(ValueError, match=r"metrics\.npz is of another run"):
+    with pytest.raises(ValueError, match=r"metrics\.npz belongs to another run"):
         read_metrics(tmp_path, np.array(env_steps), {name: np.array(x) for name, x in lanes.items()})
 
 

@@ -153,7 +153,7 @@ def test_batches_are_the_same_as_all_lanes_at_once(script):
 
 def test_batches_are_resumed_where_they_stopped(monkeypatch, folder):
     # Four lanes in batches of three at most are two batches of two.
-    arguments = small_run("ppo", num_seeds=4, eval_episodes=0)
+    arguments = small_run("ppo", num_seeds=4, eval_episodes=0, checkpoint_every=0.0)  # a segment per iteration
     assert call("ppo", *arguments, "--name", "whole", "--lanes-per-batch", "3").status == 0
 
     compiled, calls = common.runner.programs.compile_segment, []
@@ -176,7 +176,7 @@ def test_batches_are_resumed_where_they_stopped(monkeypatch, folder):
     assert len(calls) == 50
     directory = Path(*SAME, "stopped")
     assert f"--resume {directory}\n" in result.stderr
-    result = call("ppo", "--resume", str(directory), *flags(eval_episodes=0))
+    result = call("ppo", "--resume", str(directory))
     assert result.status == 0, result
     assert len(calls) == 80
     a, b = (saved_metrics(Path(*SAME, name)) for name in ("whole", "stopped"))
@@ -194,6 +194,11 @@ def test_auto_divides_what_does_not_fit(monkeypatch):
     assert result.status == 0, result
     assert "\nlanes 0 to 1 of 4\n" in result.stdout
     assert_same_beginning(*(saved_metrics(Path(*SAME, name)) for name in ("whole", "small")))
+
+    result = call("ppo", *arguments, "--name", "four", "--lanes-per-batch", "4")
+    assert result.status == 2
+    assert result.stderr == "error: 4 lanes take 1.25 times the memory; lower --lanes-per-batch\n"
+    assert not Path(*SAME, "four").exists()
 
     monkeypatch.setattr(common.runner.programs, "available_bytes", lambda num_devices: int(0.9 * compile_small(1)))
     result = call("ppo", *arguments, "--name", "one")

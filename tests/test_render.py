@@ -81,13 +81,13 @@ def test_a_run_that_is_not_there(folder):
 
 def test_a_run_without_a_checkpoint(run, folder):
     copied = shutil.copytree(run, folder / "copied")
-    shutil.rmtree(copied / "checkpoint")
+    (copied / "checkpoint.safetensors").unlink()
     assert_refused(draw(copied), copied, "checkpoint")
 
 
 @pytest.mark.parametrize("index", [2, -1])
 def test_a_seed_that_the_run_does_not_have(run, folder, index):
-    assert_refused(draw(run, "--seed-index", index), run, "0 to 1", index)
+    assert_refused(draw(run, "--seed-index", index), "0 to 1", index)
     assert list(folder.iterdir()) == []
 
 

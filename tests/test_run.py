@@ -532,8 +532,6 @@ def test_bad_settings(script, changes, words, folder):
         (["--sweep", "gamma=lin:0.9:0.99:1000000000"], "2,000,000,000 lanes (seeds x settings) record about"),
         (["--sweep", "gamma=lin:0.9:0.99", "--sweep-samples", "1000000000"], "2,000,000,000 lanes (seeds x"),
         (["--eval-episodes", "1000000000"], "eval_episodes = 1,000,000,000, but at most "),
-        (["--num-envs", "100000", "--total-timesteps", "1e8", "--num-seeds", "640", "--lanes-per-batch", "640"],
-         "640 lanes take "),
         (["--num-envs", "5000000000", "--total-timesteps", "1e9"], "num_envs = 5000000000 does not fit an int32"),
         (["--coordinator", "foo"], "coordinator must be HOST:PORT"),
         (["--coordinator", "foo:bar"], "coordinator must be HOST:PORT"),
@@ -605,6 +603,24 @@ def test_a_flag_without_its_value(script, folder):
     assert "--env" in result.stderr
     assert "Traceback" not in result.stderr
     assert contents(folder) == {}
+
+
+@pytest.mark.parametrize("where", ["init", "step"])
+def test_a_mistake_in_a_changed_script_keeps_its_traceback(where, monkeypatch):
+    import ppo
+
+    def make(config):
+        def mistaken(*args):
+            return jnp.where(jnp.ones(3) > 0, jnp.ones(4), 0.0)
+
+        return made(config)._replace(**{where: mistaken})
+
+    made = ppo.make
+    monkeypatch.setattr(ppo, "make", make)
+    result = call("ppo", *small_run("ppo", name="mistaken"))
+    assert result.status == 1
+    assert "in mistaken" in result.stderr
+    assert "ValueError: Incompatible shapes" in result.stderr
 
 
 @one
@@ -760,7 +776,7 @@ def test_metrics_of_another_run(script, finished):
     metrics = saved_metrics(finished)
     np.savez(finished / "metrics.npz", **{**metrics, "seed": metrics["seed"] + 1})
     before = contents(finished)
-    assert_refused(call(script, "--resume", str(finished)), finished / "metrics.npz", "of another run")
+    assert_refused(call(script, "--resume", str(finished)), finished / "metrics.npz", "another run")
     assert contents(finished) == before
 
 
@@ -849,7 +865,7 @@ def test_a_lane_that_diverges_leaves_the_others_as_they_were(script, monkeypatch
 def test_evaluation_in_batches_of_episodes_where_memory_is_short(monkeypatch):
     """The first batch is what evaluation without batches begins with."""
     assert_finished(call("ppo", *small_run("ppo", name="whole", eval_episodes=7)))
-    monkeypatch.setattr(common.runner.programs.Programs, "_share", lambda self, program: 2.0)
+    monkeypatch.setattr(common.runner.programs.Programs, "share_of_memory", lambda self, program: 2.0)
     monkeypatch.setattr(common.runner.programs, "check_fits", lambda *_: None)
     sizes = []
     evaluate = common.runner.programs.evaluate

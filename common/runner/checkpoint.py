@@ -31,9 +31,9 @@ def save(path: Path, iteration: int, state: Any) -> None:
     arrays = {name: np.ascontiguousarray(jax.random.key_data(x) if _is_key(x) else x) for name, x in leaves.items()}
     content = {"iteration": iteration, "keys": _key_types(leaves), "checksums": _checksums(arrays)}
     text = json.dumps(content)
-    with replacing(path) as aside:
+    with replacing(path) as temporary:
         try:
-            save_file(arrays, aside, {"content": text, "checksum": str(zlib.crc32(text.encode()))})
+            save_file(arrays, temporary, {"content": text, "checksum": str(zlib.crc32(text.encode()))})
         except SafetensorError as error:  # also where the disk is full
             raise OSError(f"{path}: {error}") from error
 
@@ -100,7 +100,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _checksums(arrays: dict[str, np.ndarray]) -> dict[str, list[int]]:
-    """CRC-32 of each lane, of the buffer apart from the rest, which can be read without it."""
+    """CRC-32 of each lane, separately for the buffer, so that the rest can be read without it."""
     checksums = {}
     for name in sorted(arrays):
         x = arrays[name]

@@ -22,7 +22,7 @@ def fail(message: str, status: int = 2) -> NoReturn:
 
 
 def find_preset(config_class: type, presets: dict[str, Any], env: str) -> Any:
-    """The Config of an environment where no flag says otherwise."""
+    """The default Config of an environment."""
     return presets.get(env) or dataclasses.replace(config_class(), env=env)
 
 
@@ -63,7 +63,7 @@ def _read_run(directory: Path, algorithm: str, config_class: type) -> tuple[Any,
 def _parse_flags(script: str, config: Any, options: Options) -> tuple[Any, Options]:
     name = Path(script).stem
     config_type = Annotated[type(config), tyro.conf.arg(help=f"Settings of {name.upper()}.")]
-    options_type = Annotated[Options, tyro.conf.arg(help="What a run does besides training.")]
+    options_type = Annotated[Options, tyro.conf.arg(help="Options of the run, the same for every algorithm.")]
     arguments = dataclasses.make_dataclass("Arguments", [(name, config_type), ("run", options_type)])
     given = tyro.cli(
         tyro.conf.OmitArgPrefixes[arguments],
@@ -120,7 +120,7 @@ def _check_not_swept(sweeps: tuple[str, ...]) -> None:
     for sweep in sweeps:
         flag = f"--{sweep.partition('=')[0].strip().replace('_', '-')}"
         if flag in given:
-            raise ValueError(f"{flag} is also swept, and would have no effect; leave it or --sweep {flag[2:]} out")
+            raise ValueError(f"{flag} is also swept and would have no effect; remove {flag} or --sweep {flag[2:]}")
 
 
 def rerun_command(script: str, config: Any, preset: Any, settings: dict[str, float], seed: int, num_seeds: int) -> str:

@@ -1,4 +1,4 @@
-"""Where lanes live, and the compiled programs that train them.
+"""Placement of lanes on devices, and the compiled programs that train them.
 
 A lane is one seed of one setting. Lanes are the leading axis of every array and never exchange anything.
 """
@@ -13,8 +13,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from common.runner.memory import num_bytes
 
-CACHED_LANES = 8  # lanes trained together on a CPU core; with more of them the caches overflow, fewer lose speed too
-COPIED_BYTES = 8 * 2**20  # largest State of a lane that is copied in and out of a group, once a segment
+CACHED_LANES = 8  # lanes trained together on a CPU core; more overflow the caches, fewer are slower
+COPIED_BYTES = 8 * 2**20  # largest State of a lane that is copied in and out of a group, once per segment
 
 
 class Placement(NamedTuple):

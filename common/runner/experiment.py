@@ -1,4 +1,4 @@
-"""What a run trains, and how far it is: the nouns that the other modules share."""
+"""What a run trains, and its progress: the data types that the other modules share."""
 
 import dataclasses
 import itertools
@@ -65,7 +65,7 @@ class Experiment:
         return x.reshape(self.num_settings, self.options.num_seeds, *x.shape[1:])
 
     def setting(self, index: int) -> dict[str, float]:
-        """One setting, in the shortest numbers that are the same float32."""
+        """One setting, as the shortest decimals that round to the same float32."""
         return {name: float(str(values[index])) for name, values in self.settings.items()}
 
     def name_setting(self, index: int) -> str:

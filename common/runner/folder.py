@@ -25,22 +25,22 @@ CHECKPOINT, EVALUATION = "checkpoint.safetensors", "evaluation.npz"
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write to; it becomes `path` when the block ends. After a kill `path` is the old file or the new one.
 
-    What a kill leaves behind is overwritten by the next write.
+    A leftover temporary file is overwritten by the next write.
     """
-    aside = path.with_name(f".{path.name}.new")
+    temporary = path.with_name(f".{path.name}.new")
     try:
-        yield aside
-        with aside.open("rb") as file:
+        yield temporary
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        os.replace(temporary, path)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write JSON; NaN, which JSON does not have, becomes null."""
-    with replacing(path) as aside:
-        aside.write_text(json.dumps(_without_nan(content), indent=2) + "\n")
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(_without_nan(content), indent=2) + "\n")
 
 
 def _without_nan(x: Any) -> Any:
@@ -63,8 +63,8 @@ def make_folder(algorithm: str, env: str, options: Options) -> Path:
         raise ValueError(f"{directory} holds a run; choose another --name, or continue it with --resume {directory}")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with replacing(directory / "writable") as aside:
-            aside.touch()
+        with replacing(directory / "writable") as temporary:
+            temporary.touch()
         (directory / "writable").unlink()
     except OSError as error:
         raise ValueError(f"cannot write to {directory}: {error.strerror}; choose another --out") from error
@@ -121,7 +121,7 @@ def write_metrics(
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write an .npz file."""
-    with replacing(path) as aside, aside.open("wb") as file:
+    with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)
 
 
@@ -156,13 +156,13 @@ def read_metrics(directory: Path, env_steps: np.ndarray, lanes: dict[str, np.nda
     metrics = {name: x[:, :num_iterations] for name, x in arrays.items() if x.ndim == 2}
     num_lanes = len(lanes.get("seed", ()))
     if not is_same or any(x.shape != (num_lanes, num_iterations) for x in metrics.values()):
-        raise ValueError(f"{path} is of another run")
+        raise ValueError(f"{path} belongs to another run")
     return metrics
 
 
 def write_curves(path: Path, settings: dict[str, np.ndarray], curves: list[Curve]) -> None:
     """Write the learning curve over the seeds of each setting as CSV; settings name -> [num_settings], or empty."""
-    with replacing(path) as aside, aside.open("w", newline="") as file:
+    with replacing(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow([*settings, "env_step", "mean", "iqm", "ci_low", "ci_high"])
         for index, curve in enumerate(curves):

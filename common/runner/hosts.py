@@ -1,7 +1,7 @@
 """Several processes, usually one per host, on JAX's own distributed runtime.
 
-Each process trains its own lanes on its own devices and sends nothing meanwhile. At the start they agree on the folder
-of the run, at the end process 0 waits for the others; results pass through the folder, which all of them share.
+Each process trains its own lanes on its own devices and sends nothing while training. At the start they agree on the
+folder of the run, at the end process 0 waits for the others; results pass through the folder, which all of them share.
 """
 
 import os

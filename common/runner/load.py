@@ -51,7 +51,7 @@ def import_script(path: str) -> Any:
     if known is not None and Path(known.__file__).resolve() == Path(path).resolve():
         return known
     if not Path(path).exists():
-        raise ValueError(f"the script {path} that made the run does not exist any more")
+        raise ValueError(f"the script {path} of this run no longer exists")
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up there

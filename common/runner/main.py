@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -26,7 +26,7 @@ def run(script: str, config_class: type, presets: dict[str, Any], make: Callable
     """The command line of a script: read sys.argv, train, evaluate, write files.
 
     Exits with status 2 and one line on stderr if the input is bad, with 128 + signal after Ctrl-C or SIGTERM, and
-    with 1 if the memory does not suffice or another process ended before its lanes did.
+    with 1 if memory runs out or another process ended before its lanes did.
     """
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", str(CACHE))
@@ -34,7 +34,7 @@ def run(script: str, config_class: type, presets: dict[str, Any], make: Callable
     try:
         prepared = prepare(script, config_class, presets, make)
     except (ValueError, OSError) as error:
-        fail(str(error))
+        refuse(error)
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
     with StopSignal() as stop:
@@ -44,7 +44,7 @@ def run(script: str, config_class: type, presets: dict[str, Any], make: Callable
             if not stop.received or (results and len(begun.parts) == 1):
                 begun.conclude(results, find_preset(config_class, presets, prepared.experiment.config.env))
         except ValueError as error:
-            fail(str(error))
+            refuse(error)
         except OSError as error:
             hint = f"what was saved before is complete, continue it with --resume {prepared.directory}"
             fail(f"cannot save: {error}; {hint}")
@@ -57,6 +57,13 @@ def run(script: str, config_class: type, presets: dict[str, Any], make: Callable
     if stop.received:
         print(f"stopped; continue with --resume {prepared.directory}", file=sys.stderr)
         raise SystemExit(128 + stop.received)
+
+
+def refuse(error: Exception) -> NoReturn:
+    """Exit with the message of a refusal. An error inside JAX, as a changed loss may cause, keeps its traceback."""
+    if hasattr(error, "__notes__"):  # JAX notes that it has removed its own frames from the traceback
+        raise error
+    fail(str(error))
 
 
 def begin(prepared: Prepared, stop: StopSignal) -> Run:

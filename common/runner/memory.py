@@ -1,4 +1,4 @@
-"""The memory that a run takes, and the memory that there is."""
+"""Memory needed, and memory available."""
 
 import os
 from typing import Any

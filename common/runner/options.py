@@ -1,4 +1,4 @@
-"""The options of a run: what is asked for besides the Config of the algorithm."""
+"""Command-line options of a run, besides the Config of the algorithm."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import tyro
 
 @dataclass(frozen=True)
 class Options:
-    """What a run does besides training."""
+    """Options of the run, the same for every algorithm."""
 
     num_seeds: int = 1  # seeds trained in parallel; seed i has the key jax.random.key(SEED + i)
     seed: int = 0  # first seed
@@ -23,8 +23,8 @@ class Options:
     checkpoint_buffer: bool = True  # save the replay buffer too; without it files are small but resuming is not exact
     resume: str = ""  # folder of a run to continue, or to extend with a larger --total-timesteps
     devices: int = 0  # number of devices of this host to use; 0: all; on a CPU a device is a core
-    lanes_per_batch: str = "auto"  # lanes (seeds x settings) trained at once, the others after them; auto: all that fit
-    coordinator: str = ""  # HOST:PORT of process 0 of several; auto: detected from Slurm, Open MPI, Kubernetes, TPU pod
+    lanes_per_batch: str = "auto"  # lanes (seeds x settings) trained at once, more in further batches; auto: what fits
+    coordinator: str = ""  # address HOST:PORT of process 0; auto: detected from Slurm, Open MPI, Kubernetes, TPU
     num_processes: int = 1  # number of processes, with --coordinator HOST:PORT
     process_id: int = 0  # number of this process, with --coordinator HOST:PORT
     wandb: Literal["disabled", "offline", "online"] = "disabled"  # Weights & Biases; offline needs no account

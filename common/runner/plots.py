@@ -15,8 +15,8 @@ SCORE = "episode return, IQM over seeds"
 
 
 def _save(figure: Figure, path: Path) -> None:
-    with replacing(path) as aside:
-        figure.savefig(aside, dpi=120, format="png")
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120, format="png")
 
 
 def _style(axes: Axes) -> None:

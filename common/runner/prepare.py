@@ -24,7 +24,7 @@ RECORD_BYTES = 40  # per lane and iteration: about ten metrics
 
 
 class Prepared(NamedTuple):
-    """A run of which everything has been checked that can be checked before compiling."""
+    """A run that has passed every check that is possible before compiling."""
 
     experiment: Experiment
     directory: Path
@@ -52,7 +52,8 @@ def prepare(script: str, config_class: type, presets: dict[str, Any], make: Call
         raise ValueError(
             f"{jax.process_count()} processes need at least as many lanes (seeds x settings), not {num_lanes}"
         )
-    state = jax.eval_shape(lambda key: strong(make(config).init(key)), jax.eval_shape(jax.random.key, 0))
+    algorithm = make(config)
+    state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
     check_state(options, num_lanes, num_bytes(state))
     check_results(num_lanes, config.num_iterations * RECORD_BYTES)
     check_evaluation(config.env, options)
@@ -69,7 +70,7 @@ def prepare(script: str, config_class: type, presets: dict[str, Any], make: Call
 
 
 def check_state(options: Options, num_lanes: int, lane_bytes: int) -> None:
-    """Raise ValueError if the State of as many lanes as are asked for at once, or of a single one, does not fit."""
+    """Raise ValueError if the State of one batch of lanes (with auto: of one lane) does not fit."""
     available = available_bytes(options.devices or jax.local_device_count())
     is_auto = options.lanes_per_batch == "auto"
     least = 1 if is_auto else min(int(options.lanes_per_batch), -(-num_lanes // jax.process_count()))

@@ -22,15 +22,15 @@ MAX_SEGMENT = 256  # iterations in one segment
 class Programs:
     """Initialisation, training and evaluation of `num_lanes` lanes, the same programs for every part.
 
-    They are compiled in threads: initialisation beside training, evaluation while training runs.
+    They are compiled in threads: initialisation in parallel with training, evaluation while training runs.
     """
 
     def __init__(self, experiment: Experiment, abstract_state: Any, num_lanes: int, num_devices: int):
         self.experiment = experiment
         self.placement = make_placement(num_lanes, num_devices)
         self.capacity = min(experiment.config.num_iterations, MAX_SEGMENT)  # iterations in a call
-        self.settings = {name: jax.ShapeDtypeStruct((), x.dtype) for name, x in experiment.settings.items()}
-        self.settings, self.state = self.placement.abstract((self.settings, abstract_state))
+        settings = {name: jax.ShapeDtypeStruct((), x.dtype) for name, x in experiment.settings.items()}
+        self.settings, self.state = self.placement.abstract((settings, abstract_state))
         self.threads = ThreadPoolExecutor(max_workers=1)
 
     def inputs(self, part: Part) -> tuple[dict[str, jax.Array], jax.Array]:
@@ -38,7 +38,7 @@ class Programs:
         experiment, rows = self.experiment, slice(part.start, part.stop)
         settings = {name: x[rows] for name, x in experiment.lane_settings.items()}
         keys = jax.vmap(jax.random.key)(experiment.lane_seeds[rows])
-        return self.placement._replace(num_lanes=part.num_lanes).place((settings, keys))
+        return self.place(part, (settings, keys))
 
     def place(self, part: Part, tree: Any) -> Any:
         """Spread arrays [num_lanes, ...] of a part over the devices, with padding."""
@@ -50,7 +50,7 @@ class Programs:
 
     @cached_property
     def init(self) -> Future:
-        """Of `(settings, keys) -> State`; accessing it starts the compilation."""
+        """Future of the compiled `(settings, keys) -> State`; the first access starts the compilation."""
         return self.threads.submit(compile_init, self.experiment.make_lane, self.placement, self.settings)
 
     @cached_property
@@ -64,18 +64,14 @@ class Programs:
         print(f"compiled in {elapsed:.1f} s, {used} on each device", flush=True)
         return segment
 
-    @property
-    def share_of_memory(self) -> float:
-        """Memory of the training program, as a share of the memory of its devices."""
-        return self._share(self.segment)
-
-    def _share(self, program: jax.stages.Compiled) -> float:
+    def share_of_memory(self, program: jax.stages.Compiled) -> float:
+        """Memory that a program takes, as a share of the memory of its devices."""
         num_devices = self.placement.sharding.num_devices
         return program_bytes(program) * num_devices / available_bytes(num_devices)
 
     @cached_property
     def evaluation(self) -> Future:
-        """Of `(settings, State, keys, batch) -> episodes` and its number of episodes per lane."""
+        """Future of the compiled `(settings, State, keys, batch) -> episodes` and its episodes per lane."""
         return self.threads.submit(self._compile_evaluation)
 
     def start_compiling_evaluation(self) -> None:
@@ -97,7 +93,7 @@ class Programs:
 
             program = jax.jit(self.placement.each(play, num_shared=1))
             program = program.lower(self.settings, self.state, keys, np.uint32(0)).compile()
-            share = self._share(program)
+            share = self.share_of_memory(program)
             if share <= 1 or num_episodes == 1:
                 return program, num_episodes
             num_episodes = max(1, int(num_episodes / share))
@@ -146,7 +142,7 @@ def plan(
         check_fits(programs, "resume it on a machine with more memory" if recorded else "lower --lanes-per-batch")
         return programs, parts
     programs, parts = divide(max(1, available_bytes(num_devices) // num_bytes(abstract_state)))
-    while (share := programs.share_of_memory) > 1 and programs.placement.num_lanes > 1:
+    while (share := programs.share_of_memory(programs.segment)) > 1 and programs.placement.num_lanes > 1:
         programs, parts = divide(max(1, int(programs.placement.num_lanes / share)))
 
     def decide() -> str:
@@ -159,7 +155,7 @@ def plan(
 
 def check_fits(programs: Programs, hint: str) -> None:
     """Raise ValueError if the training program takes more memory than its devices have."""
-    share, num_lanes = programs.share_of_memory, programs.placement.num_lanes
+    share, num_lanes = programs.share_of_memory(programs.segment), programs.placement.num_lanes
     if share > 1:
         lanes = "one lane takes" if num_lanes == 1 else f"{num_lanes} lanes take"
         hint = "lower --num-envs (or --buffer-size)" if num_lanes == 1 else hint

@@ -26,7 +26,7 @@ FIELDS = {"script": str, "config": dict, "options": dict, "parts": list, "wandb_
 
 @dataclass(frozen=True)
 class Record:
-    """What a record says, as far as it is read again."""
+    """The fields of config.json that --resume and `load` read."""
 
     script: str  # path
     config: dict[str, Any]
@@ -41,7 +41,7 @@ class Record:
 
 
 def make_record(experiment: Experiment, parts: list[Part], wandb_id: str) -> dict[str, Any]:
-    """The record of a run, as JSON takes it."""
+    """The record of a run, ready for JSON."""
     script = Path(experiment.script).absolute()
     return {
         "algorithm": experiment.algorithm,
@@ -69,7 +69,7 @@ def _git_commit(folder: Path) -> str | None:
 
 
 def parse_record(content: Any) -> Record:
-    """Check what JSON gave. Raises ValueError if a field is missing, of another type or contradicts another one."""
+    """Check parsed JSON. Raises ValueError if a field is missing, of another type or contradicts another one."""
     for name, kind in FIELDS.items():
         if not isinstance(content, dict) or not isinstance(content.get(name), kind):
             raise ValueError(f"it needs a field {name!r} of type {kind.__name__}")
@@ -93,7 +93,7 @@ def read_experiment(record: Record, script: Any) -> Experiment:
 
 
 def check_parts(parts: list[Part], num_lanes: int) -> None:
-    """Raise ValueError unless parts follow each other from lane 0 to the last one. Without parts they are not known."""
+    """Raise ValueError unless parts follow each other from lane 0 to the last one. An empty list is not planned yet."""
     edges = [edge for part in parts for edge in part]
     if parts and (edges[0] != 0 or edges[-1] != num_lanes or edges[1:-1:2] != edges[2:-1:2] or edges != sorted(edges)):
         raise ValueError(f"the recorded parts are not those of {num_lanes} lanes (seeds x settings)")

@@ -31,7 +31,7 @@ class Arguments:
     run: Annotated[str, tyro.conf.Positional]  # folder that a training run wrote
     seed_index: int = 0  # which of its seeds, counted from 0
     out: str = "episode.gif"  # file to write
-    episode_seed: int = 0  # another number, another episode
+    episode_seed: int = 0  # seed of the episode
     max_steps: int = 500  # the animation stops here if the episode goes on
 
 

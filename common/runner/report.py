@@ -1,4 +1,4 @@
-"""The end of a run: the tables that it prints, and the files that belong to the end."""
+"""The end of a run: the tables that it prints and the files that it writes."""
 
 import sys
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def report(experiment: Experiment, directory: Path, result: Result, preset: Any)
         best, options = experiment.setting(ranking[0]), experiment.options
         rerun = rerun_command(experiment.script, config, preset, best, options.seed, options.num_seeds)
         print_ranking(experiment, directory, ranked, ranking, bool(scores))
-        print(f"the best again: {rerun}")
+        print(f"train the best setting again: {rerun}")
         summary |= {"settings": settings, "ranking": ranking, "rerun": rerun}
         is_grid = options.sweep_samples == 0
         attempt(plot_sweep, directory / "sweep.png", experiment.settings, ranked, is_grid, title)
@@ -84,7 +84,7 @@ def summarize_setting(
 
 
 def row(score: dict[str, float], names: list[str]) -> str:
-    """Columns of a table: the named statistics, the interval behind the IQM."""
+    """Columns of a table: the named statistics, the interval after the IQM."""
     interval = f"{score['ci_low']:.1f} to {score['ci_high']:.1f}" if np.isfinite(score["ci_low"]) else "-"
     return " ".join(f"{score[name]:10.1f}" + (f" {interval:>23}" if name == "iqm" else "") for name in names)
 

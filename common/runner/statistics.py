@@ -37,7 +37,7 @@ def confidence_interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def summarize(x: np.ndarray) -> dict[str, float]:
-    """One score a seed, [num_seeds], -> mean, iqm, ci_low, ci_high, min, max."""
+    """One score per seed, [num_seeds], -> mean, iqm, ci_low, ci_high, min, max."""
     low, high = confidence_interval(x)
     return {
         "mean": float(np.mean(x)),
@@ -50,7 +50,7 @@ def summarize(x: np.ndarray) -> dict[str, float]:
 
 
 def rank(summaries: list[dict[str, float]]) -> list[int]:
-    """Indices of summaries, the best IQM first; between equal ones the mean decides. NaN is the worst."""
+    """Indices of summaries, the best IQM first; ties are broken by the mean. NaN is the worst."""
     scores = [[np.nan_to_num(summary[name], nan=-np.inf) for name in ("iqm", "mean")] for summary in summaries]
     return sorted(range(len(scores)), key=lambda i: scores[i], reverse=True)
 

@@ -17,7 +17,7 @@ FORMS = "values like 1e-4,3e-4, or log:LOW:HIGH:COUNT, or lin:LOW:HIGH:COUNT"
 
 @dataclass(frozen=True)
 class Axis:
-    """The values of one swept field, before they are made."""
+    """One --sweep: a list or a range."""
 
     kind: str  # list, log or lin
     numbers: tuple[float, ...]  # of a list its values, else LOW and HIGH
@@ -50,15 +50,15 @@ def read_axes(sweeps: tuple[str, ...], num_samples: int, config: Any) -> dict[st
         ValueError: a name that is unknown, static or given twice, a range that cannot be read, or a value that the
             field cannot have.
     """
-    if num_samples < 0 or (num_samples and not sweeps):
-        raise ValueError(f"sweep_samples = {num_samples} needs a --sweep to draw from, and may not be negative")
+    if num_samples and not sweeps:
+        raise ValueError(f"sweep_samples = {num_samples} needs a --sweep to draw from")
     axes = {}
     for text in sweeps:
         name, _, values = (part.strip() for part in text.partition("="))
         name = name.replace("-", "_")
         _check_field(name, config)
         if name in axes:
-            raise ValueError(f"--sweep {name} is given twice; write all values behind one")
+            raise ValueError(f"--sweep {name} is given twice; list all values in one")
         axes[name] = _read_axis(name, values, has_count=not num_samples)
         hint = typing.get_type_hints(type(config), include_extras=True)[name]
         for number in axes[name].numbers:
@@ -75,8 +75,8 @@ def _check_field(name: str, config: Any) -> None:
     if hints[name] is not float:
         floats = ", ".join(field.name for field in dataclasses.fields(config) if hints[field.name] is float)
         raise ValueError(
-            f"--sweep {name}: it changes the compiled program, so each value needs a run of its own "
-            f"(--{name.replace('_', '-')}); what can be swept is {floats}"
+            f"--sweep {name}: only float settings can be swept ({floats}); "
+            f"start one run per value with --{name.replace('_', '-')}"
         )
 
 

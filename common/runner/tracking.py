@@ -1,4 +1,4 @@
-"""Weights & Biases, fed by the host between segments."""
+"""Logs metrics to Weights & Biases between segments."""
 
 import dataclasses
 import importlib.util
@@ -33,7 +33,7 @@ def _is_logged_in() -> bool:
 class Tracker:
     """Logs metrics on env steps: one wandb run per setting with the IQM over seeds, or one per lane, in one group.
 
-    A resumed run continues its wandb runs, whose ids are made of `wandb_id`.
+    A resumed run continues its wandb runs, whose ids are derived from `wandb_id`.
     """
 
     def __init__(self, experiment: Experiment, directory: Path, wandb_id: str):

@@ -129,7 +129,10 @@ class Run:
         checkpoint.save(path / folder.CHECKPOINT, progress.iteration, self.programs.trim(part, state))
 
     def evaluate(self, part: Part, state: Any) -> dict[str, np.ndarray]:
-        """Scores of the greedy evaluation, [num_lanes] each. The part is saved: what fails here is only a warning."""
+        """Scores of the greedy evaluation, [num_lanes] each.
+
+        The part is already saved, so a failure only prints a warning.
+        """
         try:
             return self.programs.evaluate(part, state)
         except jax.errors.JaxRuntimeError as error:
