@@ -70,7 +70,7 @@ class Config:
     loss: Literal["mse", "huber"] = "mse"  # squared error or Huber loss
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     hidden_sizes: tuple[int, ...] = (128, 128)  # layers, after the convolution if there is one
-    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers, as in the paper
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
 
     @property
     def cycle_steps(self) -> int:

@@ -67,7 +67,7 @@ class Config:
     normalize_obs: bool = False  # normalise by running mean and variance
     normalize_reward: bool = False  # divide by the std of the discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # layers of the policy and of the value network
-    activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers; Andrychowicz et al. 2021
+    activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
 
     @property
     def steps_per_iteration(self) -> int:

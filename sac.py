@@ -67,7 +67,7 @@ class Config:
     gamma: Fraction = 0.99  # discount
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
-    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers, as in the paper
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
 
     @property
     def cycle_steps(self) -> int:

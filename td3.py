@@ -65,7 +65,7 @@ class Config:
     target_noise_clip: NonNegative = 0.5  # bound of the noise on target actions
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
-    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers, as in the paper
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
 
     @property
     def cycle_steps(self) -> int:
