@@ -370,6 +370,42 @@ def test_scalars_of_the_environments_info_become_metrics():
         assert float(metrics["episode_return"]) != 7.0, "a metric of our own was overridden"
 
 
+@struct.dataclass
+class SpoiltState(environment.EnvState):
+    is_spoilt: jax.Array
+
+
+class Spoilt(Toy):
+    """Episodes of two steps; the reward is 1, but NaN all through an episode whose reset key says so."""
+
+    def reset_env(self, key, params):
+        return self.obs, SpoiltState(time=jnp.int32(0), is_spoilt=jax.random.bernoulli(key))
+
+    def step_env(self, key, state, action, params):
+        state = state.replace(time=state.time + 1)
+        return self.obs, state, jnp.where(state.is_spoilt, jnp.nan, 1.0), jnp.bool_(False), {}
+
+
+@pytest.mark.xfail(reason="gymnax' LogWrapper multiplies its sum by 0 at an end: a NaN stays", strict=True)
+def test_a_nan_reward_spoils_the_return_of_its_own_episode_alone():
+    gymnax.register("Probe-Spoilt", lambda: Spoilt(spaces.Discrete(2), limit=2))
+    env = make_env("Probe-Spoilt")
+
+    def step(env_state, key):
+        _, env_state, reward, *_, info = env.step(jax.random.split(key, 4), env_state, jnp.zeros(4, jnp.int32))
+        return env_state, (reward, info["returned_episode"], info["returned_episode_returns"])
+
+    _, env_state = env.reset(jax.random.split(jax.random.key(0), 4))
+    _, records = jax.lax.scan(step, env_state, jax.random.split(jax.random.key(1), 40))
+    reward, ended, returns = (np.asarray(x).T for x in records)  # [num_envs, num_steps]
+    np.testing.assert_array_equal(ended, [[False, True] * 20] * 4)
+    expected = reward.reshape(4, 20, 2).sum(axis=-1)
+    for i in range(4):
+        first = np.flatnonzero(np.isnan(expected[i]))[0]
+        assert 2.0 in expected[i, first:], "no whole episode after the first spoilt one: the test shows nothing"
+    np.testing.assert_array_equal(returns[ended].reshape(4, 20), expected)
+
+
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Reacher-misc", "PointRobot-misc"])
 def test_an_environment_can_be_made_where_everything_is_traced(name):
     """As in `jax.vmap(lambda gamma, key: make_train(replace(config, gamma=gamma))(key))`."""

@@ -1,6 +1,7 @@
 """DQN, SAC and TD3 learn small tasks whose answers are known on paper; see probes.py."""
 
 import importlib
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -18,18 +19,24 @@ LEARNING_RATES = {
     "td3": {"actor_learning_rate": 0.01, "critic_learning_rate": 0.01, "exploration_noise": 0.3},
 }
 FIXED_ALPHA = {"alpha": 1e-3, "alpha_learning_rate": 0.0}  # so small that SAC's values are those of the rewards
+ALPHAS = (1e-3, 0.3, 1.0)  # trained together
 SCRIPTS = ["dqn", "sac", "td3"]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def rank_promotion():
+def rank_promotion(compilations):
     with jax.numpy_rank_promotion("allow"):  # distrax needs it; test_scripts.py has a test of this mode
         yield
 
 
-@cache
 def trained(script, env, **changes):
     """Algorithm, final State and last metrics of a few seeds."""
+    return trained_with(script, env, **changes)[0]
+
+
+@cache
+def trained_with(script, env, settings=((),), **changes):
+    """The same for each of several settings ((name, value), ...) of float fields, all of them trained at once."""
     module = importlib.import_module(script)
     fields = {
         "env": env if script == "dqn" or env in ("Probe-Targets", "Probe-Smoothing") else f"{env}-Continuous",
@@ -48,13 +55,21 @@ def trained(script, env, **changes):
         **(FIXED_ALPHA if script == "sac" else {}),
     }
     config = module.Config(**(fields | changes))
-    state, metrics = jax.jit(jax.vmap(module.make_train(config)))(jax.random.split(jax.random.key(0), NUM_SEEDS))
-    return module.make(config), state, jax.tree.map(lambda x: np.asarray(x)[:, -1], metrics)
+    keys = jax.random.split(jax.random.key(0), NUM_SEEDS)
+    train = lambda swept, key: module.make_train(replace(config, **swept))(key)  # noqa: E731
+    train = jax.vmap(jax.vmap(train, in_axes=(None, 0)), in_axes=(0, None), axis_size=len(settings))
+    swept = {name: jnp.float32([dict(setting)[name] for setting in settings]) for name in dict(settings[0])}
+    state, metrics = jax.jit(train)(swept, keys)  # [num_settings, num_seeds, ...]
+    last = jax.tree.map(lambda x: np.asarray(x)[..., -1], metrics)
+    lane = lambda tree, i: jax.tree.map(lambda x: x[i], tree)  # noqa: E731
+    return [(module.make(config), lane(state, i), lane(last, i)) for i in range(len(settings))]
 
 
-def values_of(script, rooms, **changes):
-    """Learned value of every room, [num_seeds, num_rooms]."""
-    algorithm, state, _ = trained(script, f"Probe-{rooms}", **changes)
+def values_of(script, rooms, setting=0, **changes):
+    """Learned value of every room, [num_seeds, num_rooms]; of SAC at one of the temperatures ALPHAS."""
+    if script == "sac":
+        changes["settings"] = tuple((("alpha", alpha),) for alpha in ALPHAS)
+    algorithm, state, _ = trained_with(script, f"Probe-{rooms}", **changes)[setting]
     obs = jnp.eye(len(probes.ROOMS[rooms]))
     return np.asarray(jax.vmap(algorithm.value, in_axes=(0, None))(state, obs))
 
@@ -81,7 +96,7 @@ def test_an_end_is_an_end(script, room):
     assert fixed_point < 0.5 / (1 - GAMMA)
 
 
-@pytest.mark.parametrize("flags", [{"double": False}, {"dueling": True}, {"loss": "huber", "tau": 0.1}], ids=str)
+@pytest.mark.parametrize("flags", [{"double": False}, {"dueling": True, "loss": "huber", "tau": 0.1}], ids=str)
 def test_dqn_with_other_flags(flags):
     np.testing.assert_allclose(values_of("dqn", "Values", **flags), [[1, 2, -1, GAMMA, 1]] * NUM_SEEDS, atol=0.05)
 
@@ -93,43 +108,60 @@ def test_the_action_that_pays_is_chosen(changes):
     np.testing.assert_array_equal(actions, [[1, 0, 1]] * NUM_SEEDS)
 
 
-@pytest.mark.parametrize("changes", [{}, {"normalize_obs": True}], ids=["raw", "normalised"])
+SMOOTH = {"hidden_sizes": (32,), "activation": "swish"}
+LEARNED_ALPHA = {"alpha": 0.2, "alpha_learning_rate": 0.01, "target_entropy": -1.0}
+
+
+def trained_on_targets(script):
+    """Of SAC with a fixed temperature and with a learned one, trained together."""
+    settings = (FIXED_ALPHA | {"target_entropy": -1.0}, LEARNED_ALPHA) if script == "sac" else ({},)
+    settings = tuple(tuple(setting.items()) for setting in settings)
+    return trained_with(script, "Probe-Targets", settings, **SMOOTH)
+
+
+@pytest.mark.parametrize("kind", ["raw", "normalised"])
 @pytest.mark.parametrize("script", ["sac", "td3"])
-def test_continuous_actions_find_their_targets(script, changes):
+def test_continuous_actions_find_their_targets(script, kind):
     """In environment units, in a box that is asymmetric and differs per dimension, a target for each observation."""
-    smooth = {"hidden_sizes": (32,), "activation": "swish"}
-    algorithm, state, _ = trained(script, "Probe-Targets", **smooth, **changes)
+    raw = kind == "raw"
+    lanes = trained_on_targets(script) if raw else trained_with(script, "Probe-Targets", normalize_obs=True, **SMOOTH)
+    algorithm, state, _ = lanes[0]
     actions = jax.vmap(algorithm.act, in_axes=(0, None))(state, jnp.eye(2))  # [num_seeds, 2 observations, 2]
     half_width = (np.array(probes.Targets.high) - np.array(probes.Targets.low)) / 2
     np.testing.assert_array_less(np.abs(actions - np.array(probes.Targets.targets)) / half_width, 0.1)
 
 
-@pytest.mark.parametrize("alpha", [1.0, 0.3])
-def test_the_soft_value_counts_the_entropy_of_all_later_actions(alpha):
+@pytest.mark.parametrize("setting", [1, 2])
+def test_the_soft_value_counts_the_entropy_of_all_later_actions(setting):
     """Reward 1 for ever, whatever is done: the best policy is uniform in [-1, 1], with entropy log 2."""
-    values = values_of("sac", "Limits", alpha=alpha)
-    np.testing.assert_allclose(values[:, 0], (1 + GAMMA * alpha * np.log(2)) / (1 - GAMMA), rtol=0.05)
+    expected = (1 + GAMMA * ALPHAS[setting] * np.log(2)) / (1 - GAMMA)
+    np.testing.assert_allclose(values_of("sac", "Limits", setting)[:, 0], expected, rtol=0.05)
 
 
 def test_no_entropy_follows_an_end():
-    values = values_of("sac", "Values", alpha=1.0)
+    values = values_of("sac", "Values", setting=2)
     np.testing.assert_allclose(values[:, 0], 1, atol=0.05)
     np.testing.assert_allclose(values[:, 3], GAMMA * (1 + np.log(2)), atol=0.1)
 
 
 def test_the_temperature_brings_the_entropy_to_its_target():
     """Rewards -d^2: the best policy is a Gaussian of variance alpha / 2, whose entropy then tells alpha."""
-    _, _, metrics = trained("sac", "Probe-Targets", alpha=0.2, alpha_learning_rate=0.01, target_entropy=-1.0)
+    _, _, metrics = trained_on_targets("sac")[1]
     np.testing.assert_allclose(metrics["entropy"], -2.0, atol=0.2)  # -1 for each of the two dimensions
     np.testing.assert_allclose(metrics["alpha"], np.exp(-2.0) / (np.pi * np.e), rtol=0.3)
 
 
-@pytest.mark.parametrize(("target_noise", "target_noise_clip"), [(0.0, 0.5), (0.5, 0.4), (0.2, 2.0)])
-def test_target_smoothing_is_seen_in_the_value(target_noise, target_noise_clip):
+NOISES = [(0.0, 0.5), (0.5, 0.4), (0.2, 2.0)]  # target_noise, target_noise_clip
+
+
+@pytest.mark.parametrize("i", range(len(NOISES)))
+def test_target_smoothing_is_seen_in_the_value(i):
     """The second of two steps pays minus the squared action: smoothed, its value is minus the variance of the noise."""
-    smoothing = {"target_noise": target_noise, "target_noise_clip": target_noise_clip}
+    names = ("target_noise", "target_noise_clip")
+    settings = tuple(tuple(zip(names, noise, strict=True)) for noise in NOISES)
     precise = {"critic_learning_rate": 0.003, "gradient_steps": 4, "hidden_sizes": (32,), "activation": "swish"}
-    algorithm, state, _ = trained("td3", "Probe-Smoothing", **smoothing, **precise)
+    algorithm, state, _ = trained_with("td3", "Probe-Smoothing", settings, **precise)[i]
+    target_noise, target_noise_clip = NOISES[i]
     noise = np.random.default_rng(0).normal(size=100_000) * target_noise
     expected = -GAMMA * np.mean(np.clip(noise, -target_noise_clip, target_noise_clip) ** 2)
     values = jax.vmap(algorithm.value, in_axes=(0, None))(state, jnp.eye(2)[0])

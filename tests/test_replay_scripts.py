@@ -13,7 +13,7 @@ from scipy import stats
 import dqn
 import sac
 import td3
-from common.runner.devices import compile_init, compile_segment, make_placement
+from common.runner.devices import compile_segment, make_placement
 
 SMALL = {
     "learning_starts": 24,
@@ -71,19 +71,20 @@ def count(opt_state):
     return int(next(x for x in jax.tree.leaves(opt_state) if x.dtype == jnp.int32 and x.ndim == 0))
 
 
-@pytest.mark.parametrize("num_envs", [1, 3, 4, 8])
+@pytest.mark.parametrize("num_envs", [1, 4, 8])
 @pytest.mark.parametrize("script", ["dqn", "sac", "td3"])
 def test_updates_are_those_that_are_promised(script, num_envs):
-    changes = {"num_envs": num_envs, "train_interval": 4, "gradient_steps": 2}
-    config = replace(CONFIGS[script], **changes)
-    if num_envs == 3:
-        with pytest.raises(ValueError, match="num_envs = 3 and train_interval = 4"):
-            importlib.import_module(script).make(config)
-        return
+    """The optimizer's own count, the rows of the buffer, and DQN's target: synchronised when it is due."""
+    config = replace(CONFIGS[script], num_envs=num_envs, train_interval=4, gradient_steps=2)
+    is_due = num_envs != 4  # at the end, after 72 env steps
+    if script == "dqn":
+        config = replace(config, target_interval=24 if is_due else 48)
     state, _ = jax.jit(importlib.import_module(script).make_train(config))(jax.random.key(0))
     promised = 3 * 24 * 2 // 4
     if script == "dqn":
         assert count(state.opt_state) == promised
+        pairs = zip(jax.tree.leaves(state.params), jax.tree.leaves(state.target_params), strict=True)
+        assert all((online == target).all() for online, target in pairs) == is_due
     else:
         assert count(state.opt_state["critic"]) == promised
         assert count(state.opt_state["actor"]) == promised // (2 if script == "td3" else 1)
@@ -92,34 +93,9 @@ def test_updates_are_those_that_are_promised(script, num_envs):
 
 
 @pytest.mark.parametrize("script", ["dqn", "sac", "td3"])
-def test_seeds_differ_and_metrics_are_finite(script):
-    module, config = importlib.import_module(script), CONFIGS[script]
-    keys = jax.vmap(jax.random.key)(jnp.array([0, 1, 0]))
-    state, metrics = jax.jit(jax.vmap(module.make_train(config)))(keys)
-    for x in jax.tree.leaves(state.params):
-        assert (np.asarray(x[0]) == np.asarray(x[2])).all()
-    changed = [(np.asarray(x[0]) != np.asarray(x[1])).any() for x in jax.tree.leaves(state.params)]
-    assert all(changed)
-    for name, x in metrics.items():
-        assert x.shape == (3, 3)
-        assert np.isfinite(x).all() or name.startswith("episode_"), name
-
-
-def test_hard_target_updates_copy_the_online_network_when_they_are_due():
-    config = CONFIGS["dqn"]
-    state, _ = jax.jit(dqn.make_train(replace(config, target_interval=24)))(jax.random.key(0))
-    for online, target in zip(jax.tree.leaves(state.params), jax.tree.leaves(state.target_params), strict=True):
-        assert (online == target).all()
-    config = replace(config, target_interval=48)  # 72 env steps: due after 48, not at the end
-    state, _ = jax.jit(dqn.make_train(config))(jax.random.key(0))
-    pairs = zip(jax.tree.leaves(state.params), jax.tree.leaves(state.target_params), strict=True)
-    assert any((online != target).any() for online, target in pairs)
-
-
-def test_fixed_temperature_stays_bit_equal():
-    config = replace(CONFIGS["sac"], alpha_learning_rate=0.0, alpha=0.2)
-    state, _ = jax.jit(sac.make_train(config))(jax.random.key(0))
-    assert state.params.log_alpha == jnp.log(jnp.float32(0.2))
+def test_intervals_that_do_not_divide_are_refused(script):
+    with pytest.raises(ValueError, match="num_envs = 3 and train_interval = 4"):
+        importlib.import_module(script).make(replace(CONFIGS[script], num_envs=3, train_interval=4))
 
 
 @pytest.mark.parametrize(("script", "env"), [("dqn", "Pendulum-v1"), ("sac", "CartPole-v1"), ("td3", "CartPole-v1")])
@@ -133,27 +109,22 @@ def test_a_policy_delay_that_does_not_divide_is_refused():
         td3.make(replace(CONFIGS["td3"], policy_delay=3))
 
 
-PRIME = 100_003  # rows of a buffer, a number that nothing else in the program has
+PRIME = 1_000_003  # rows of a buffer, a number that nothing else in the program has
 
 
 @pytest.mark.parametrize(
     ("script", "num_envs", "num_seeds"), [("sac", 1, 1), ("sac", 1, 3), ("dqn", 2, 1), ("td3", 1, 1)]
 )
 def test_the_loop_works_on_the_buffer_in_place(script, num_envs, num_seeds):
-    """The compiled program of a segment has no copy of a buffer, and the memory beside the State does not grow with it.
+    """The compiled program of a segment has no copy of a buffer, and needs less memory than its smallest array has.
 
     One environment with an update after each step is the hard case: loops of one turn are no loops to the compiler.
     """
-    module, memory = importlib.import_module(script), {}
-    lanes = make_placement(num_seeds, 99)
-    for buffer_size in (PRIME, 1_000):
-        config = replace(CONFIGS[script], num_envs=num_envs, buffer_size=buffer_size)
-        algorithm = module.make(config)
-        keys = lanes.place(jax.vmap(jax.random.key)(jnp.arange(num_seeds)))
-        make = lambda settings, algorithm=algorithm: algorithm  # noqa: E731
-        program = compile_segment(make, lanes, {}, compile_init(make, lanes, {})({}, keys), capacity=2)
-        memory[buffer_size] = program.memory_analysis().temp_size_in_bytes
-        if buffer_size == PRIME:
-            copies = [line for line in program.as_text().splitlines() if re.search(rf"= \S*{PRIME}\S* copy\(", line)]
-            assert copies == []
-    assert memory[PRIME] < memory[1_000] + 100_000
+    config = replace(CONFIGS[script], num_envs=num_envs, buffer_size=PRIME)
+    algorithm, lanes = importlib.import_module(script).make(config), make_placement(num_seeds, 99)
+    state = lanes.abstract(jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0)))
+    program = compile_segment(lambda settings: algorithm, lanes, {}, state, capacity=2)
+    copies = [line for line in program.as_text().splitlines() if re.search(rf"= \S*{PRIME}\S* copy\(", line)]
+    assert copies == []
+    assert str(PRIME) in program.as_text()
+    assert program.memory_analysis().temp_size_in_bytes < PRIME / 2  # terminated has a byte in each row

@@ -301,6 +301,8 @@ def test_iterations_equal_numpy(case, monkeypatch):
         for name, x in expected.items():
             np.testing.assert_allclose(metrics[name], x, rtol=1e-3, atol=1e-4, err_msg=name)
         reference.close(state)
+        if script == "sac" and config.alpha_learning_rate == 0:
+            assert state.params.log_alpha == jnp.log(jnp.float32(config.alpha)), "a fixed temperature stays bit-equal"
         obs = state.buffer.transitions.obs
         for actual, x in zip((act(state, obs), value(state, obs)), reference.act_and_value(obs_of(state)), strict=True):
             np.testing.assert_allclose(actual, x, rtol=1e-3, atol=1e-3)

@@ -1,7 +1,9 @@
 """What every script promises, whatever its algorithm: seeds, sweeps, metrics, act and value, debug modes, bad input."""
 
+import contextlib
 import dataclasses
 import functools
+import gc
 import importlib
 import typing
 from dataclasses import replace
@@ -33,8 +35,8 @@ REPLAY = {
 SHORT = {
     "ppo": {"num_envs": 2, "num_steps": 12, "num_epochs": 2, "num_minibatches": 2, "hidden_sizes": (8,)},
     "dqn": {**REPLAY, "target_interval": 12, "epsilon_end": 0.5},
-    "sac": REPLAY,
-    "td3": REPLAY,
+    "sac": {**REPLAY, "activation": "tanh"},
+    "td3": {**REPLAY, "activation": "tanh"},
 }
 ITERATIONS = 3
 # Every float field at another value, at which a short run is different from a default one.
@@ -43,36 +45,36 @@ SWEPT = {
         "learning_rate": 1e-2,
         "adam_eps": 1e-2,
         "max_grad_norm": 1e-3,
-        "gamma": 0.5,
+        "gamma": 0.6,
         "gae_lambda": 0.3,
         "clip_eps": 1e-4,
         "vf_coef": 0.1,
         "ent_coef": 0.5,
     },
     "dqn": {
-        "tau": 0.5,
+        "tau": 0.3,
         "learning_rate": 1e-2,
         "adam_eps": 1e-2,
         "max_grad_norm": 1e-3,
-        "gamma": 0.5,
+        "gamma": 0.6,
         "epsilon_start": 0.0,
         "epsilon_end": 0.9,
         "exploration_fraction": 0.1,
     },
     "sac": {
-        "tau": 0.5,
+        "tau": 0.3,
         "actor_learning_rate": 1e-2,
         "critic_learning_rate": 1e-2,
         "alpha_learning_rate": 1e-1,
         "alpha": 0.1,
         "target_entropy": 1.0,
-        "gamma": 0.5,
+        "gamma": 0.6,
     },
     "td3": {
-        "tau": 0.5,
+        "tau": 0.3,
         "actor_learning_rate": 1e-2,
         "critic_learning_rate": 1e-2,
-        "gamma": 0.5,
+        "gamma": 0.6,
         "exploration_noise": 0.5,
         "target_noise": 1.0,
         "target_noise_clip": 0.01,
@@ -109,23 +111,34 @@ def algorithm_of(config):
     return importlib.import_module(type(config).__module__).make(config)
 
 
-@cache
-def lanes_of(config):
-    """keys -> (State, metrics), compiled once for each number of lanes."""
-    return jax.jit(jax.vmap(train_of(config)))
-
-
 @pytest.fixture(scope="module", autouse=True)
-def rank_promotion():
-    with jax.numpy_rank_promotion("allow"):  # distrax needs it; test_two_iterations_build_in_mode is about this mode
+def rank_promotion(compilations):
+    """The programs are shared with the other processes of pytest; distrax needs the mode, and a test below is on it."""
+    with jax.numpy_rank_promotion("allow"):
         yield
 
 
 @cache
-def one_lane_of(config):
-    """init and step of a single lane, compiled."""
+def compiled(config):
+    """init and step of many lanes, jitted."""
     algorithm = algorithm_of(config)
-    return jax.jit(algorithm.init), jax.jit(algorithm.step)
+    return jax.jit(jax.vmap(algorithm.init)), jax.jit(jax.vmap(algorithm.step, in_axes=(0, None)))
+
+
+def run(config, keys):
+    """The State and the metrics [num_lanes, num_iterations] of a run of many lanes, step by step."""
+    init, step = compiled(config)
+    state, records = init(keys), []
+    for iteration in range(config.num_iterations):
+        state, metrics = step(state, iteration)
+        records.append(metrics)
+    return state, jax.tree.map(lambda *x: np.stack(x, axis=1), *records)
+
+
+@cache
+def run_of(config):
+    """That of all SEEDS, kept."""
+    return run(config, SEEDS)
 
 
 def data(tree):
@@ -179,13 +192,13 @@ SEEDS = jax.vmap(jax.random.key)(jnp.arange(NUM_SEEDS))
 
 @both_actions
 def test_every_seed_differs_from_the_first_parameter_on(script, env):
-    state = jax.jit(jax.vmap(algorithm_of(config_of(script, env)).init))(SEEDS)
+    state = compiled(config_of(script, env))[0](SEEDS)
     leaves = jax.tree_util.tree_leaves_with_path(state.params)
     kernels = [x for path, x in leaves if "kernel" in jax.tree_util.keystr(path)]  # biases begin at 0
     assert kernels
-    for x in [*kernels, *data(state.obs), *data(state.key)]:
+    for x in data((kernels, state.obs, state.key)):
         assert len(np.unique(x.reshape(NUM_SEEDS, -1), axis=0)) == NUM_SEEDS
-    final, metrics = lanes_of(config_of(script, env))(SEEDS)
+    final, metrics = run_of(config_of(script, env))
     for x in data((final.params, final.obs, final.key)):
         assert len(np.unique(x.reshape(NUM_SEEDS, -1), axis=0)) == NUM_SEEDS
     for name in set(metrics) - {"episode_return", "episode_length", "num_episodes", "clip_fraction", "epsilon"}:
@@ -195,37 +208,32 @@ def test_every_seed_differs_from_the_first_parameter_on(script, env):
 @each_script
 def test_exploration_and_environment_follow_the_key(script, env):
     """From the same State but for the key, the first actions and the first rewards are already different."""
-    init, step = one_lane_of(config_of(script, env))
-    state = init(SEEDS[0])
-    row = int(probes.recorded(state.env_state).count[0])
-    records = [probes.recorded(step(state.replace(key=key), 0)[0].env_state) for key in SEEDS]
+    init, step = compiled(config_of(script, env))
+    same = jax.tree.map(lambda x: jnp.broadcast_to(x[0], x.shape), init(SEEDS))
+    row = int(probes.recorded(same.env_state).count[0, 0])
+    record = probes.recorded(step(same.replace(key=SEEDS), 0)[0].env_state)  # [num_seeds, num_envs, ...]
     for field in ("action", "reward"):
-        assert len(np.unique([getattr(record, field)[:, row] for record in records], axis=0)) > NUM_SEEDS // 4, field
+        assert len(np.unique(getattr(record, field)[:, :, row], axis=0)) > NUM_SEEDS // 4, field
 
 
 @each_script
 def test_lanes_with_the_same_key_are_equal_and_lanes_do_not_see_each_other(script, env):
-    run = lanes_of(config_of(script, env))
-    before = run(SEEDS)
-    after = run(SEEDS.at[5].set(SEEDS[3]))
+    config = config_of(script, env)
+    before, after = run_of(config), run(config, SEEDS.at[5].set(SEEDS[3]))
     assert_equal(lane(after, 5), lane(after, 3))
     for i in set(range(NUM_SEEDS)) - {5}:
         assert_equal(lane(before, i), lane(after, i))
 
 
 @each_script
-def test_a_seed_alone_step_by_step_is_the_same_as_among_others(script, env):
+def test_a_seed_alone_is_the_same_as_among_others_step_by_step(script, env):
     """To rounding, over the first three iterations; make_train is nothing but init and a scan of step."""
     config = config_of(script, env)
     assert algorithm_of(config)._fields == ("init", "step", "act", "value")
-    init, step = one_lane_of(config)
-    state, records = init(SEEDS[7]), []
-    for iteration in range(ITERATIONS):
-        state, metrics = step(state, iteration)
-        records.append(metrics)
-    final, metrics = lanes_of(config)(SEEDS)
+    final, metrics = run_of(config)
+    state, metrics_alone = jax.jit(train_of(config))(SEEDS[7])
     assert_close(lane(final, 7), data(state))
-    assert_close(lane(metrics, 7), data(jax.tree.map(lambda *x: jnp.stack(x), *records)))
+    assert_close(lane(metrics, 7), data(metrics_alone))
 
 
 # -- Sweeps ------------------------------------------------------------------------------------------------------------
@@ -244,14 +252,13 @@ def test_float_fields_can_be_swept(script, env):
     defaults = {name: getattr(config, name) for name in values}
     lanes = [defaults, *[defaults | {name: value} for name, value in values.items()], values]
     lanes = {name: jnp.array([settings[name] for settings in lanes]) for name in values}
-    run = jax.jit(jax.vmap(lambda settings, key: train_of(replace(config, **settings))(key), in_axes=(0, None)))
-    swept, metrics = run(lanes, SEEDS[0])
+    run_with = jax.jit(jax.vmap(lambda settings, key: train_of(replace(config, **settings))(key), in_axes=(0, None)))
+    swept, metrics = run_with(lanes, SEEDS[0])
     for i, name in enumerate(values):
         assert not np.array_equal(data(swept.params)[0][i + 1], data(swept.params)[0][0]), name
-    for i, unswept in [(0, config), (len(values) + 1, replace(config, **values))]:
-        state, unswept_metrics = lanes_of(unswept)(SEEDS)
-        assert_close(lane(swept, i), lane(state, 0))
-        assert_close(lane(metrics, i), lane(unswept_metrics, 0))
+    unswept = [jax.tree.map(lambda x: x[0], run_of(config)), jax.jit(train_of(replace(config, **values)))(SEEDS[0])]
+    for i, expected in zip((0, len(values) + 1), unswept, strict=True):
+        assert_close(lane((swept, metrics), i), data(expected))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -275,7 +282,7 @@ def test_a_setting_gives_the_same_numbers_inside_and_outside_of_a_sweep(script, 
     floats = {name: jnp.float32([value, value]) for name, value in changes.items() if isinstance(value, float)}
     keys = SEEDS[:2]
     swept = jax.jit(jax.vmap(lambda settings, key: train_of(replace(config, **settings))(key)))(floats, keys)
-    assert_equal(data(swept), data(lanes_of(config)(keys)))
+    assert_equal(data(swept), data(jax.jit(jax.vmap(train_of(config)))(keys)))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -305,7 +312,7 @@ def test_metrics_are_scalars_whatever_the_size_of_the_rollout(script, env):
 def test_returns_are_raw_means_of_whole_episodes_and_nan_without_one(script):
     """Every episode is 20 steps of reward 100, rewards are normalised; the second of three iterations ends one."""
     config = config_of(script, suffixed(script, "Probe-Hundreds"))
-    _, metrics = lanes_of(config)(SEEDS[:2])
+    _, metrics = run(config, SEEDS[:2])
     episodes = np.diff([config.env_steps(i) // config.num_envs // 20 for i in range(ITERATIONS + 1)])
     assert 0 in episodes
     assert 1 in episodes
@@ -319,73 +326,86 @@ def test_returns_are_raw_means_of_whole_episodes_and_nan_without_one(script):
 
 
 @cache
-def policy_of(script, env, **changes):
-    """Algorithm, the State of one trained lane, and observations [64, *obs_shape]."""
-    config = config_of(script, env, **changes)
-    state, _ = lanes_of(config)(SEEDS)
-    return (
-        algorithm_of(config),
-        jax.tree.map(lambda x: x[0], state),
-        3.0 * jax.random.normal(jax.random.key(9), (64, 3)),
-    )
+def policy_of(script, env):
+    """The State of one trained lane, observations [64, *obs_shape], and what its policy and value say of them.
+
+    The last is a jitted function (State, observations, keys [num_seeds]) -> act and value of all observations at once
+    and of one after the other, and sampled actions, [num_seeds, 64, ...].
+    """
+    config = config_of(script, env)
+    algorithm, one_by_one = algorithm_of(config), (None, 0)
+
+    @jax.jit
+    def answers(state, obs, keys):
+        return {
+            "act": algorithm.act(state, obs),
+            "act, one by one": jax.vmap(algorithm.act, one_by_one)(state, obs),
+            "sampled": jax.vmap(algorithm.act, in_axes=(None, None, 0))(state, obs, keys),
+            "value": algorithm.value(state, obs),
+            "value, one by one": jax.vmap(algorithm.value, one_by_one)(state, obs),
+        }
+
+    state = jax.tree.map(lambda x: x[0], run_of(config)[0])
+    return state, 3.0 * jax.random.normal(jax.random.key(9), (64, 3)), answers
 
 
 @both_actions
-def test_act_takes_one_observation_or_many(script, env):
-    algorithm, state, obs = policy_of(script, env)
-    space = make_env(env).action_space
-    act, key = jax.jit(algorithm.act), jax.random.key(1)
-    for keys in ((), (key,)):
-        many = act(state, obs, *keys)
+def test_act_and_value_take_one_observation_or_many(script, env):
+    (state, obs, answers), algorithm, space = (
+        policy_of(script, env),
+        algorithm_of(config_of(script, env)),
+        make_env(env).action_space,
+    )
+    for keys in ((), (SEEDS[1],)):
+        assert jax.eval_shape(algorithm.act, state, obs[0], *keys).shape == space.shape
+        many = jax.eval_shape(algorithm.act, state, obs, *keys)
         assert many.shape == (64, *space.shape)
-        assert act(state, obs[0], *keys).shape == space.shape
         assert jnp.issubdtype(many.dtype, jnp.integer if hasattr(space, "n") else jnp.floating)
-        assert bool(jax.vmap(space.contains)(many).all())
-    one_by_one = jax.vmap(algorithm.act, in_axes=(None, 0))(state, obs)
-    np.testing.assert_allclose(act(state, obs), one_by_one, rtol=1e-4, atol=1e-5)
-    values = algorithm.value(state, obs)
-    assert values.shape == (64,)
-    assert algorithm.value(state, obs[0]).shape == ()
-    np.testing.assert_allclose(values[0], algorithm.value(state, obs[0]), rtol=1e-4, atol=1e-5)
+    assert jax.eval_shape(algorithm.value, state, obs[0]).shape == ()
+    answer = answers(state, obs, SEEDS)
+    assert answer["value"].shape == (64,)
+    for name in ("act", "value"):
+        np.testing.assert_allclose(answer[name], answer[f"{name}, one by one"], rtol=1e-4, atol=1e-5)
+    assert bool(jax.vmap(space.contains)(answer["act"]).all())
+    assert bool(jax.vmap(jax.vmap(space.contains))(answer["sampled"]).all())
 
 
 @both_actions
 def test_act_is_greedy_without_a_key_and_sampled_with_one(script, env):
-    algorithm, state, obs = policy_of(script, env)
-    act = jax.jit(algorithm.act)
-    np.testing.assert_array_equal(act(state, obs), act(state, obs))
-    np.testing.assert_array_equal(act(state, obs, SEEDS[0]), act(state, obs, SEEDS[0]))
-    samples = np.asarray(jax.vmap(algorithm.act, in_axes=(None, None, 0))(state, obs, SEEDS))  # [num_seeds, 64, ...]
+    state, obs, answers = policy_of(script, env)
+    answer, other = answers(state, obs, SEEDS), answers(state, obs, SEEDS[::-1])
+    np.testing.assert_array_equal(answer["act"], other["act"])
+    np.testing.assert_array_equal(answer["sampled"], other["sampled"][::-1])
+    samples = np.asarray(answer["sampled"])
     assert len(np.unique(samples.reshape(NUM_SEEDS, -1), axis=0)) == NUM_SEEDS
     assert len(np.unique(samples[0], axis=0)) > 1
-    assert not np.array_equal(samples[0], act(state, obs))
+    assert not np.array_equal(samples[0], answer["act"])
 
 
 @both_actions
 def test_act_and_value_read_parameters_and_statistics_alone(script, env):
     """Everything else in the State may be gone, as in a policy that has been restored."""
-    algorithm, state, obs = policy_of(script, env)
+    state, obs, answers = policy_of(script, env)
     needed = {"params", "obs_statistics"}
-    zeros = lambda x: jax.random.key(0) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jnp.zeros_like(x)  # noqa: E731
+    zeros = lambda x: jax.random.key(0) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.zeros_like(x)  # noqa: E731
     rest = {field.name: getattr(state, field.name) for field in dataclasses.fields(state) if field.name not in needed}
     bare = state.replace(**jax.tree.map(zeros, rest))
-    for keys in ((), (SEEDS[0],)):
-        np.testing.assert_array_equal(algorithm.act(state, obs, *keys), algorithm.act(bare, obs, *keys))
-    np.testing.assert_array_equal(algorithm.value(state, obs), algorithm.value(bare, obs))
+    jax.tree.map(np.testing.assert_array_equal, answers(state, obs, SEEDS), answers(bare, obs, SEEDS))
     shifted = state.replace(obs_statistics=jax.tree.map(lambda x: x + 1, state.obs_statistics))
-    assert not np.array_equal(algorithm.value(state, obs), algorithm.value(shifted, obs))
+    assert not np.array_equal(answers(state, obs, SEEDS)["value"], answers(shifted, obs, SEEDS)["value"])
     sharp = jax.tree.map(lambda x: 30 * x, state.params)  # so that another observation is another action
-    actions = [algorithm.act(x.replace(params=sharp), obs) for x in (state, shifted)]
+    actions = [answers(x.replace(params=sharp), obs, SEEDS)["act"] for x in (state, shifted)]
     assert not np.array_equal(*actions)
 
 
 @pytest.mark.parametrize("script", [script for script in SCRIPTS if CONTINUOUS in ACTIONS[script]])
 def test_continuous_actions_reach_the_whole_box_and_never_leave_it(script):
     """Parameters a million times too large push every action into a corner; tanh lets them be of either sign."""
-    algorithm, state, obs = policy_of(script, CONTINUOUS, activation="tanh")
+    state, obs, answers = policy_of(script, CONTINUOUS)
+    assert config_of(script, CONTINUOUS).activation == "tanh"
     space = probes.TWO_DIMENSIONS
-    state = state.replace(params=jax.tree.map(lambda x: jnp.where(x == 0, 0.5, 1e6 * x), state.params))
-    actions = np.asarray(algorithm.act(state, obs))
+    state = state.replace(params=jax.tree.map(lambda x: np.where(x == 0, 0.5, 1e6 * x), state.params))
+    actions = np.asarray(answers(state, obs, SEEDS)["act"])
     np.testing.assert_allclose(actions.min(axis=0), space.low, atol=1e-6)
     np.testing.assert_allclose(actions.max(axis=0), space.high, atol=1e-6)
 
@@ -428,44 +448,79 @@ def exempt_dependencies(monkeypatch):
     monkeypatch.setattr(optax, "adam", exempt_adam)
 
 
+@pytest.fixture
+def few_objects():
+    """The search for leaks looks at every object that the collector knows: it shall not know the old ones."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 # As context managers: they win over jax.config.update, and the fixture above is one. The first four modes look at the
-# program while it is built, so building it is enough.
-MODES = {
+# program while it is built, so building it is enough, and once for all four.
+BUILT = {
     "jax_numpy_rank_promotion": lambda: jax.numpy_rank_promotion("raise"),
     "jax_numpy_dtype_promotion": lambda: jax.numpy_dtype_promotion("strict"),
     "jax_check_tracer_leaks": jax.checking_leaks,
     "jax_debug_key_reuse": lambda: jax.debug_key_reuse(True),
-    "jax_debug_nans": lambda: jax.debug_nans(True),
-    "jax_enable_x64": lambda: jax.enable_x64(True),
 }
-BUILT, RUN = list(MODES)[:4], list(MODES)[4:]
+RUN = {"jax_debug_nans": lambda: jax.debug_nans(True), "jax_enable_x64": lambda: jax.enable_x64(True)}
+
+
+@contextlib.contextmanager
+def modes(**named):
+    with contextlib.ExitStack() as stack:
+        for name, mode in named.items():
+            default = getattr(jax.config, name)
+            stack.enter_context(mode())
+            assert getattr(jax.config, name) != default
+        yield
 
 
 @both_actions
-@pytest.mark.parametrize("mode", BUILT)
-@pytest.mark.usefixtures("exempt_dependencies")
-def test_two_iterations_build_in_mode(mode, script, env):
+@pytest.mark.usefixtures("exempt_dependencies", "few_objects")
+def test_two_iterations_build_in_every_mode(script, env):
     """One lane: the checker of keys does not know vmap's transpose (jax/experimental/key_reuse/_core.py, line 320)."""
     config = config_of(script, env, iterations=2)
-    default = getattr(jax.config, mode)
-    with MODES[mode]():
-        assert getattr(jax.config, mode) != default
-        state, metrics = jax.jit(train_of(config)).lower(jax.random.key(0)).out_info
+    with modes(**BUILT):
+        key = jax.random.key(0)  # one that nobody has used
+        state, metrics = jax.eval_shape(jax.jit(train_of(config)), key)
         act = algorithm_of(config).act
-        jax.jit(act).lower(state, state.obs)
-        jax.jit(act).lower(state, state.obs, jax.random.key(0))
+        jax.eval_shape(jax.jit(act), state, state.obs)
+        jax.eval_shape(jax.jit(act), state, state.obs, key)
     assert metrics["episode_return"].shape == (2,)
+
+
+LEAKED = []
+DEFECTS = {
+    "jax_numpy_rank_promotion": (lambda key: jnp.ones((2, 1)) + jnp.ones(2), "rank.promotion"),
+    "jax_numpy_dtype_promotion": (lambda key: jnp.ones(2) + jnp.ones(2, int), "dtype promotion path"),
+    "jax_check_tracer_leaks": (LEAKED.append, "Leaked"),
+    "jax_debug_key_reuse": (lambda key: jax.random.normal(key) + jax.random.uniform(key), "already consumed"),
+}
+
+
+@pytest.mark.parametrize("mode", DEFECTS)
+@pytest.mark.usefixtures("few_objects")
+def test_building_in_every_mode_notices_a_defect(mode):
+    """The control of the test above, by one planted defect for each mode inside of a scan, as in a script."""
+    defect, message = DEFECTS[mode]
+    scan = jax.jit(lambda keys: jax.lax.scan(lambda carry, key: (carry, defect(key)), 0, keys))
+    try:
+        with modes(**BUILT), pytest.raises(Exception, match=message):
+            jax.eval_shape(scan, jax.random.split(jax.random.key(0), 2))
+    finally:
+        LEAKED.clear()
 
 
 @pytest.mark.parametrize(("script", "env"), [(script, ACTIONS[script][-1]) for script in SCRIPTS])
 @pytest.mark.parametrize("mode", RUN)
-def test_two_iterations_run_in_mode(mode, script, env):
-    """Episodes end in both iterations: without one, episode_return is NaN on purpose, and jax_debug_nans would stop."""
-    config = config_of(script, env, iterations=2)
-    default = getattr(jax.config, mode)
-    with MODES[mode]():
-        assert getattr(jax.config, mode) != default
-        state, metrics = jax.jit(train_of(config))(jax.random.key(0))
+def test_iterations_run_in_mode(mode, script, env):
+    """Episodes end in all iterations: without one, episode_return is NaN on purpose, and jax_debug_nans would stop."""
+    config = config_of(script, env)
+    with modes(**{mode: RUN[mode]}):
+        state, metrics = jax.jit(train_of(config))(jax.random.key(7))
         assert np.all(metrics["num_episodes"] > 0)
         assert all(np.isfinite(x).all() for x in data((state.params, metrics)))
         assert {x.dtype.name for x in jax.tree.leaves(state.params)} == {"float32"}
