@@ -116,8 +116,8 @@ def settings_of(**changes):
         ({"steps_per_iteration": 102}, "steps_per_iteration = 102"),
         ({"target_interval": 6}, "target_interval = 6"),
         ({"num_envs": 8, "cycle_steps": 8, "steps_per_iteration": 80, "target_interval": 80}, "num_envs = 8"),
-        ({"batch_size": 101}, "101 <= 100 <= 1000"),
-        ({"buffer_size": 99}, "10 <= 100 <= 99"),
+        ({"batch_size": 101}, "learning_starts = 100 must be between batch_size = 101 and buffer_size = 1000"),
+        ({"buffer_size": 99}, "learning_starts = 100 must be between batch_size = 10 and buffer_size = 99"),
     ],
 )
 def test_settings_that_cannot_be_honoured_are_refused(changes, names):
