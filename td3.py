@@ -268,7 +268,7 @@ def make(config: Config) -> Algorithm:
     def act(state, obs, key=None):
         action = actor.apply(state.params.actor, preprocess(state, obs))
         if key is not None:
-            action = action + config.exploration_noise * jax.random.normal(key, action.shape)
+            action = action + config.exploration_noise * jax.random.normal(key, action.shape, action.dtype)
         return scale_action(action, env.action_space)
 
     def value(state, obs):
@@ -291,13 +291,13 @@ def make(config: Config) -> Algorithm:
     def explore(state, keys):
         action_key, env_keys = keys
         action = actor.apply(state.params.actor, preprocess(state, state.obs))
-        noise = config.exploration_noise * jax.random.normal(action_key, action.shape)
+        noise = config.exploration_noise * jax.random.normal(action_key, action.shape, action.dtype)
         return env_step(state, (jnp.clip(action + noise, -1.0, 1.0), env_keys))
 
     def critic_loss(critic_params, state, batch, key):
         next_obs = preprocess(state, batch.next_obs)
         next_action = actor.apply(state.target_params.actor, next_obs)
-        noise = config.target_noise * jax.random.normal(key, next_action.shape)
+        noise = config.target_noise * jax.random.normal(key, next_action.shape, next_action.dtype)
         next_action = smooth(next_action, noise, config.target_noise_clip)
         q_next = critic.apply(state.target_params.critic, next_obs, next_action)  # [batch_size, 2]
         next_value = q_next.min(axis=-1)  # clipped double Q-learning, eq. 10
