@@ -289,7 +289,7 @@ def test_a_run_killed_again_and_again_ends_as_if_nothing_had_happened(script, un
 
 
 @pytest.mark.parametrize("function", ["write_record", "print_header", "plan"])
-def test_the_record_is_there_before_the_run_says_that_it_begins(function, monkeypatch, capfd):
+def test_the_record_is_there_before_the_run_says_that_it_begins(function, monkeypatch):
     """A run that is killed after its header can be resumed."""
 
     def dies(*args):
