@@ -242,6 +242,9 @@ def recorded(env_state: Any) -> RecorderState:
     return next(x for x in leaves if isinstance(x, RecorderState))
 
 
+# Of programs that run for seconds: a little optimization pays; conftest.py has turned it off.
+OPTIMIZED = {"xla_backend_optimization_level": 1}
+
 # -- Names -------------------------------------------------------------------------------------------------------------
 
 ROOMS = {"Values": VALUES, "Limits": LIMITS, "Policies": POLICIES, "Hundreds": HUNDREDS}

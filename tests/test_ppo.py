@@ -20,7 +20,7 @@ probes.register()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def rank_promotion():
+def rank_promotion(compilations):
     with jax.numpy_rank_promotion("allow"):  # distrax needs it; test_scripts.py has a test of this mode
         yield
 

@@ -16,7 +16,7 @@ NUM_SEEDS = 3
 
 
 @pytest.fixture(scope="module", autouse=True)
-def rank_promotion():
+def rank_promotion(compilations):
     with jax.numpy_rank_promotion("allow"):  # distrax needs it; test_scripts.py has a test of this mode
         yield
 
@@ -38,7 +38,8 @@ def trained(env, **changes):
         }
         | changes
     )
-    state, _ = jax.jit(jax.vmap(make_train(config)))(jax.random.split(jax.random.key(0), NUM_SEEDS))
+    train = jax.jit(jax.vmap(make_train(config)), compiler_options=probes.OPTIMIZED)
+    state, _ = train(jax.random.split(jax.random.key(0), NUM_SEEDS))
     return make(config), state
 
 
