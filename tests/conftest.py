@@ -13,7 +13,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")  # a [B, 1] against a [B]
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
 
-# The tests compile far longer than they run: these flags make it three times as fast. JAX reads them when its backend
+# The tests compile far longer than they run: these flags more than halve it. JAX reads them when its backend
 # starts.
 FLAGS = ("backend_optimization_level=0", "cpu_use_fusion_emitters=false", "cpu_parallel_codegen_split_count=1")
 os.environ.setdefault("XLA_FLAGS", " ".join(f"--xla_{flag}" for flag in FLAGS))
