@@ -154,10 +154,10 @@ from pathlib import Path
 import jax
 import test_checkpoint
 from common.runner.checkpoint import save
-from common.runner.devices import make_placement
+from common.runner.devices import make_placement, to_host
 placement = make_placement(test_checkpoint.NUM_LANES, 99)
 state = placement.place(test_checkpoint.make_state())
-save(Path(sys.argv[1]), 7, placement.trim(state))
+save(Path(sys.argv[1]), 7, to_host(state, test_checkpoint.NUM_LANES))
 print(jax.local_device_count())
 """
 

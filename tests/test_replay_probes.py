@@ -119,8 +119,7 @@ def trained_on_targets(script):
     return trained_with(script, "Probe-Targets", settings, **SMOOTH)
 
 
-@pytest.mark.parametrize("kind", ["raw", "normalised"])
-@pytest.mark.parametrize("script", ["sac", "td3"])
+@pytest.mark.parametrize(("script", "kind"), [("sac", "raw"), ("td3", "normalised")])
 def test_continuous_actions_find_their_targets(script, kind):
     """In environment units, in a box that is asymmetric and differs per dimension, a target for each observation."""
     raw = kind == "raw"

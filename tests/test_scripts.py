@@ -181,7 +181,7 @@ def test_presets_can_be_built(script):
     module = importlib.import_module(script)
     for env, preset in module.PRESETS.items():
         assert preset.env == env
-        module.make(preset)
+        assert module.make(preset)._fields == ("init", "step", "act", "value")
 
 
 # -- Seeds -------------------------------------------------------------------------------------------------------------
@@ -225,17 +225,6 @@ def test_lanes_with_the_same_key_are_equal_and_lanes_do_not_see_each_other(scrip
         assert_equal(lane(before, i), lane(after, i))
 
 
-@each_script
-def test_a_seed_alone_is_the_same_as_among_others_step_by_step(script, env):
-    """To rounding, over the first three iterations; make_train is nothing but init and a scan of step."""
-    config = config_of(script, env)
-    assert algorithm_of(config)._fields == ("init", "step", "act", "value")
-    final, metrics = run_of(config)
-    state, metrics_alone = jax.jit(train_of(config))(SEEDS[7])
-    assert_close(lane(final, 7), data(state))
-    assert_close(lane(metrics, 7), data(metrics_alone))
-
-
 # -- Sweeps ------------------------------------------------------------------------------------------------------------
 
 
@@ -247,7 +236,10 @@ def test_the_sweep_covers_every_float_field(script):
 
 @each_script
 def test_float_fields_can_be_swept(script, env):
-    """Lanes: the defaults, each field changed alone, all changed. The first and the last equal unswept runs."""
+    """Lanes: the defaults, each field changed alone, all changed.
+
+    The first equals the same seed among others, and the last a run alone, to rounding.
+    """
     config, values = config_of(script, env), SWEPT[script]
     defaults = {name: getattr(config, name) for name in values}
     lanes = [defaults, *[defaults | {name: value} for name, value in values.items()], values]

@@ -20,7 +20,6 @@ COPIED_BYTES = 8 * 2**20  # largest State of a lane that is copied in and out of
 class Placement(NamedTuple):
     """How lanes are spread over devices. They are padded to fill all groups of all devices; results are trimmed."""
 
-    num_lanes: int
     num_padded: int
     num_groups: int  # per device, trained one after another unless their State is large
     sharding: NamedSharding
@@ -48,16 +47,6 @@ class Placement(NamedTuple):
 
         return self.on_devices(mapped, num_shared)
 
-    def trim(self, tree: Any) -> Any:
-        """Copy arrays [num_padded, ...] to the host, without their padding."""
-
-        def copy(x):
-            if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-                return jax.random.wrap_key_data(copy(jax.random.key_data(x)))
-            return np.asarray(x)[: self.num_lanes]
-
-        return jax.tree.map(copy, tree)
-
     def abstract(self, tree: Any) -> Any:
         """Shapes and dtypes of one lane -> those of all lanes, with padding and sharding."""
 
@@ -68,9 +57,22 @@ class Placement(NamedTuple):
 
     def place(self, tree: Any) -> Any:
         """Pad arrays [num_lanes, ...] with copies of the last lane and spread them over the devices."""
-        index = np.minimum(np.arange(self.num_padded), self.num_lanes - 1)
-        padded = tree if self.num_lanes == self.num_padded else jax.tree.map(lambda x: x[index], tree)
-        return jax.device_put(padded, self.sharding)
+
+        def pad(x):
+            return x if len(x) == self.num_padded else x[np.minimum(np.arange(self.num_padded), len(x) - 1)]
+
+        return jax.device_put(jax.tree.map(pad, tree), self.sharding)
+
+
+def to_host(tree: Any, num_lanes: int) -> Any:
+    """Copy arrays [num_padded, ...] to the host, without their padding: [num_lanes, ...]."""
+
+    def copy(x):
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(copy(jax.random.key_data(x)))
+        return np.asarray(x)[:num_lanes]
+
+    return jax.tree.map(copy, tree)
 
 
 def make_placement(num_lanes: int, num_devices: int) -> Placement:
@@ -80,7 +82,7 @@ def make_placement(num_lanes: int, num_devices: int) -> Placement:
     mesh = jax.make_mesh((len(devices),), ("lane",), axis_types=(AxisType.Auto,), devices=devices)
     num_groups = -(-on_device // CACHED_LANES) if devices[0].platform == "cpu" else 1
     num_padded = -(-on_device // num_groups) * num_groups * len(devices)
-    return Placement(num_lanes, num_padded, num_groups, NamedSharding(mesh, PartitionSpec("lane")))
+    return Placement(num_padded, num_groups, NamedSharding(mesh, PartitionSpec("lane")))
 
 
 def strong(tree: Any) -> Any:

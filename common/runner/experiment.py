@@ -117,8 +117,7 @@ class Result(NamedTuple):
     """What the report needs of a part, or of all lanes."""
 
     metrics: dict[str, np.ndarray]  # [num_lanes, num_iterations]
-    scores: dict[str, np.ndarray]  # [num_lanes] of the greedy evaluation; empty without one
-    is_healthy: np.ndarray  # [num_lanes] bool, all parameters are finite
+    scores: dict[str, np.ndarray]  # [num_lanes]: is_healthy (parameters are finite), and those of the evaluation
 
 
 def join_results(results: list[Result]) -> Result:
@@ -129,7 +128,7 @@ def join_results(results: list[Result]) -> Result:
         names = [key for key in trees[0] if all(key in tree for tree in trees)]
         return {key: np.concatenate([tree[key] for tree in trees]) for key in names}
 
-    return Result(join("metrics"), join("scores"), np.concatenate([result.is_healthy for result in results]))
+    return Result(join("metrics"), join("scores"))
 
 
 def append_metrics(metrics: dict[str, np.ndarray], records: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -29,17 +29,14 @@ def connect(coordinator: str, num_processes: int, process_id: int) -> None:
             with status 2, since JAX waits in code that cannot be interrupted.
     """
     jax.config.update("jax_enable_recoverability", True)  # a process that dies does not end the others
-    address = (
-        {} if coordinator == "auto" else {"coordinator_address": coordinator, "cluster_detection_method": "deactivate"}
-    )
-    numbers = {} if coordinator == "auto" else {"num_processes": num_processes, "process_id": process_id}
+    place = {"coordinator_address": coordinator, "num_processes": num_processes, "process_id": process_id}
+    place = {} if coordinator == "auto" else place | {"cluster_detection_method": "deactivate"}
     timer = threading.Timer(PATIENCE, _give_up, [coordinator])
     timer.daemon = True
     timer.start()
     try:
-        jax.distributed.initialize(
-            **address, **numbers, initialization_timeout=2 * PATIENCE, heartbeat_timeout_seconds=HEARTBEAT
-        )
+        patience = {"initialization_timeout": 2 * PATIENCE, "heartbeat_timeout_seconds": HEARTBEAT}
+        jax.distributed.initialize(**place, **patience)
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"--coordinator {coordinator}: {str(error).splitlines()[0]}") from error
     finally:

@@ -11,6 +11,7 @@ from common.runner.folder import replacing
 from common.runner.statistics import Curve
 
 MAX_LINES = 6  # curves of a sweep, those of the best settings
+QUARTILES = (0.25, 0.5, 0.75)
 SCORE = "episode return, IQM over seeds"
 
 
@@ -81,15 +82,18 @@ def plot_metrics(path: Path, env_steps: np.ndarray, metrics: dict[str, np.ndarra
     """
     num_columns = 4
     num_rows = -(-len(metrics) // num_columns)
-    figure = Figure(figsize=(3.2 * num_columns, 2.2 * num_rows), layout="constrained")
+    width, height = 3.2 * num_columns, 2.2 * num_rows + 0.8
+    figure = Figure(figsize=(width, height))  # fixed margins, in inches: a layout engine takes twice the time
+    figure.subplots_adjust(0.7 / width, 0.7 / height, 1 - 0.2 / width, 1 - 0.8 / height, wspace=0.35, hspace=0.35)
     panels = figure.subplots(num_rows, num_columns, sharex=True, squeeze=False).ravel()
     for axes, (name, x) in zip(panels, metrics.items(), strict=False):
         x = np.where(np.isfinite(x), x, np.nan)
         is_shown = np.isfinite(x).any(axis=0)
         if is_shown.any():
-            steps, (low, middle, high) = env_steps[is_shown], np.nanquantile(x[:, is_shown], [0.25, 0.5, 0.75], axis=0)
+            steps, (low, middle, high) = env_steps[is_shown], _quartiles(x[:, is_shown])
             axes.fill_between(steps, low, high, color="tab:blue", alpha=0.25, linewidth=0)
             axes.plot(steps, middle, color="tab:blue", linewidth=1)
+        axes.locator_params(nbins=4)
         axes.set_title(name, fontsize="medium")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         _style(axes)
@@ -98,6 +102,14 @@ def plot_metrics(path: Path, env_steps: np.ndarray, metrics: dict[str, np.ndarra
     figure.suptitle(f"{title}: median and middle half of the seeds")
     figure.supxlabel("environment steps per seed")
     _save(figure, path)
+
+
+def _quartiles(x: np.ndarray) -> np.ndarray:
+    """Quartiles over seeds, [num_seeds, n] -> [3, n], of the seeds that have a value."""
+    quartiles = np.quantile(x, QUARTILES, axis=0)
+    lacking = np.isnan(x).any(axis=0)  # nanquantile is a hundred times slower
+    quartiles[:, lacking] = np.nanquantile(x[:, lacking], QUARTILES, axis=0)
+    return quartiles
 
 
 def plot_sweep(

@@ -11,7 +11,7 @@ import numpy as np
 
 from common.environment import make_env
 from common.runner import hosts
-from common.runner.devices import compile_init, compile_segment, is_finite, make_placement
+from common.runner.devices import compile_init, compile_segment, is_finite, make_placement, to_host
 from common.runner.evaluation import evaluate
 from common.runner.experiment import Experiment, Part, split_lanes
 from common.runner.memory import available_bytes, format_bytes, num_bytes, program_bytes
@@ -26,7 +26,7 @@ class Programs:
     """
 
     def __init__(self, experiment: Experiment, abstract_state: Any, num_lanes: int, num_devices: int):
-        self.experiment = experiment
+        self.experiment, self.num_lanes = experiment, num_lanes
         self.placement = make_placement(num_lanes, num_devices)
         self.capacity = min(experiment.config.num_iterations, MAX_SEGMENT)  # iterations in a call
         settings = {name: jax.ShapeDtypeStruct((), x.dtype) for name, x in experiment.settings.items()}
@@ -38,15 +38,7 @@ class Programs:
         experiment, rows = self.experiment, slice(part.start, part.stop)
         settings = {name: x[rows] for name, x in experiment.lane_settings.items()}
         keys = jax.vmap(jax.random.key)(experiment.lane_seeds[rows])
-        return self.place(part, (settings, keys))
-
-    def place(self, part: Part, tree: Any) -> Any:
-        """Spread arrays [num_lanes, ...] of a part over the devices, with padding."""
-        return self.placement._replace(num_lanes=part.num_lanes).place(tree)
-
-    def trim(self, part: Part, tree: Any) -> Any:
-        """Copy arrays of a part to the host, without padding: [num_lanes, ...]."""
-        return self.placement._replace(num_lanes=part.num_lanes).trim(tree)
+        return self.placement.place((settings, keys))
 
     @cached_property
     def init(self) -> Future:
@@ -102,14 +94,12 @@ class Programs:
         """Mean greedy return and length over `eval_episodes` whole episodes, and the number of those that were cut.
 
         Returns:
-            [num_lanes] each; empty without evaluation.
+            [num_lanes] each.
         """
         total = self.experiment.options.eval_episodes
-        if not total:
-            return {}
         (settings, keys), (program, num_episodes) = self.inputs(part), self.evaluation.result()
         num_batches = -(-total // num_episodes)
-        batches = [self.trim(part, program(settings, state, keys, np.uint32(i))) for i in range(num_batches)]
+        batches = [to_host(program(settings, state, keys, np.uint32(i)), part.num_lanes) for i in range(num_batches)]
         episodes = jax.tree.map(lambda *x: np.concatenate(x, axis=1)[:, :total], *batches)
         return {
             "eval_episode_return": episodes["episode_return"].mean(axis=1),
@@ -119,7 +109,7 @@ class Programs:
 
     def is_healthy(self, part: Part, state: Any) -> np.ndarray:
         """Whether all parameters are finite, [num_lanes] bool."""
-        return self.trim(part, jax.jit(is_finite)(state.params))
+        return to_host(jax.jit(is_finite)(state.params), part.num_lanes)
 
 
 def plan(
@@ -142,20 +132,20 @@ def plan(
         check_fits(programs, "resume it on a machine with more memory" if recorded else "lower --lanes-per-batch")
         return programs, parts
     programs, parts = divide(max(1, available_bytes(num_devices) // num_bytes(abstract_state)))
-    while (share := programs.share_of_memory(programs.segment)) > 1 and programs.placement.num_lanes > 1:
-        programs, parts = divide(max(1, int(programs.placement.num_lanes / share)))
+    while (share := programs.share_of_memory(programs.segment)) > 1 and programs.num_lanes > 1:
+        programs, parts = divide(max(1, int(programs.num_lanes / share)))
 
     def decide() -> str:
         check_fits(programs, "")
-        return str(programs.placement.num_lanes)
+        return str(programs.num_lanes)
 
     num_lanes = int(hosts.agree("lanes_per_batch", decide))
-    return (programs, parts) if num_lanes == programs.placement.num_lanes else divide(num_lanes)
+    return (programs, parts) if num_lanes == programs.num_lanes else divide(num_lanes)
 
 
 def check_fits(programs: Programs, hint: str) -> None:
     """Raise ValueError if the training program takes more memory than its devices have."""
-    share, num_lanes = programs.share_of_memory(programs.segment), programs.placement.num_lanes
+    share, num_lanes = programs.share_of_memory(programs.segment), programs.num_lanes
     if share > 1:
         lanes = "one lane takes" if num_lanes == 1 else f"{num_lanes} lanes take"
         hint = "lower --num-envs (or --buffer-size)" if num_lanes == 1 else hint

@@ -21,14 +21,11 @@ MAX_ROWS = 20  # settings in the table, and lanes in a list
 def report(experiment: Experiment, directory: Path, result: Result, preset: Any) -> None:
     """Print the table of scores and write summary.json, curve.csv and the plots. `preset`: of the environment."""
     config, metrics, scores = experiment.config, result.metrics, dict(result.scores)
-    num_iterations, num_cut = (
-        metrics["episode_return"].shape[1],
-        int(scores.pop("eval_cut_episodes", np.zeros(1)).sum()),
-    )
-    env_steps = experiment.env_steps(num_iterations)
+    num_cut = int(scores.pop("eval_cut_episodes", np.zeros(1)).sum())
+    env_steps = experiment.env_steps(metrics["episode_return"].shape[1])
     is_undefined = metrics["num_episodes"] == 0  # means over episodes are NaN there
     is_finite = [(np.isfinite(x) | is_undefined).all(axis=1) for x in metrics.values()]
-    is_healthy = result.is_healthy & np.all(is_finite, axis=0)
+    is_healthy = scores.pop("is_healthy") & np.all(is_finite, axis=0)
     title = f"{experiment.algorithm} on {config.env}"
     summary = {
         "env": config.env,

@@ -11,6 +11,7 @@ import numpy as np
 
 from common.runner import checkpoint, folder, hosts
 from common.runner.cli import fail
+from common.runner.devices import to_host
 from common.runner.experiment import Experiment, Part, Progress, Result, append_metrics, join_results
 from common.runner.programs import Programs
 from common.runner.progress import ProgressDisplay
@@ -57,11 +58,9 @@ class Run:
                 print(f"lanes {part.start} to {part.stop - 1} of {self.experiment.num_lanes}", flush=True)
             progress = self.train(part, self.start(part))
             if progress.iteration > 0:
-                is_healthy = self.programs.is_healthy(part, progress.state)
-                results[part] = Result(progress.metrics, self.evaluate(part, progress.state), is_healthy)
+                results[part] = Result(progress.metrics, self.evaluate(part, progress.state))
                 if jax.process_count() > 1:
-                    scores = results[part].scores | {"is_healthy": is_healthy}
-                    folder.write_arrays(self.folder_of(part) / folder.EVALUATION, scores)
+                    folder.write_arrays(self.folder_of(part) / folder.EVALUATION, results[part].scores)
             if self.stop.received:
                 break
             del progress  # its state would share the memory with that of the next part
@@ -84,11 +83,11 @@ class Run:
         metrics = folder.read_metrics(path.parent, self.experiment.env_steps(iteration), self.lanes_of(part))
         if getattr(self.abstract_state, "buffer", None) is not None and state.buffer is None:
             print("the checkpoint has no replay buffer: it is filled again with random transitions", flush=True)
-            state = state.replace(buffer=self.programs.trim(part, self.programs.init.result()(settings, keys).buffer))
+            state = state.replace(buffer=to_host(self.programs.init.result()(settings, keys).buffer, part.num_lanes))
         write_record(self.experiment, self.directory, self.parts, self.tracker.wandb_id)
         env_steps = self.experiment.config.env_steps(iteration)
         print(f"resumed {path.parent} at {env_steps:,} env steps", flush=True)
-        return Progress(iteration, self.programs.place(part, state), metrics)
+        return Progress(iteration, self.programs.placement.place(state), metrics)
 
     def train(self, part: Part, progress: Progress) -> Progress:
         """Run segments until the end or a signal, and save."""
@@ -126,18 +125,19 @@ class Run:
         folder.write_metrics(path, env_steps, self.lanes_of(part), progress.metrics)
         if not self.experiment.options.checkpoint_buffer and hasattr(state, "buffer"):
             state = state.replace(buffer=None)
-        checkpoint.save(path / folder.CHECKPOINT, progress.iteration, self.programs.trim(part, state))
+        checkpoint.save(path / folder.CHECKPOINT, progress.iteration, to_host(state, part.num_lanes))
 
     def evaluate(self, part: Part, state: Any) -> dict[str, np.ndarray]:
-        """Scores of the greedy evaluation, [num_lanes] each.
+        """Scores of the lanes, [num_lanes] each: of the greedy evaluation, and whether their parameters are finite.
 
-        The part is already saved, so a failure only prints a warning.
+        The part is already saved, so an evaluation that fails only prints a warning.
         """
+        scores = {"is_healthy": self.programs.is_healthy(part, state)}
         try:
-            return self.programs.evaluate(part, state)
+            return scores | (self.programs.evaluate(part, state) if self.experiment.options.eval_episodes else {})
         except jax.errors.JaxRuntimeError as error:
             print(f"warning: no evaluation: {str(error).splitlines()[0]}; lower --eval-episodes", file=sys.stderr)
-            return {}
+            return scores
 
     def conclude(self, results: dict[Part, Result], preset: Any) -> None:
         """Join the results of all parts and report; process 0 does it for all."""
@@ -163,7 +163,5 @@ class Run:
     def read_result(self, part: Part) -> Result:
         """The result written by another process."""
         path = self.folder_of(part)
-        scores = folder.read_evaluation(path)
         env_steps = self.experiment.env_steps(self.experiment.config.num_iterations)
-        metrics = folder.read_metrics(path, env_steps, self.lanes_of(part))
-        return Result(metrics, scores, scores.pop("is_healthy"))
+        return Result(folder.read_metrics(path, env_steps, self.lanes_of(part)), folder.read_evaluation(path))
