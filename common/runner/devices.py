@@ -14,6 +14,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from common.runner.memory import num_bytes
 
 CACHED_LANES = 8  # lanes trained together on a CPU core; more overflow the caches, fewer are slower
+# For programs that do not train: LLVM's level 1 halves their compilation, and they run as fast.
+QUICK = {"xla_backend_optimization_level": 1}
 COPIED_BYTES = 8 * 2**20  # largest State of a lane that is copied in and out of a group, once per segment
 
 
@@ -103,7 +105,13 @@ def compile_init(make: Callable, placement: Placement, settings: Any) -> Callabl
         return strong(make(settings).init(key))
 
     key = placement.abstract(jax.eval_shape(jax.random.key, 0))
-    return jax.jit(placement.each(init)).lower(settings, key).compile()
+    return compile_quickly(placement, placement.each(init), settings, key)
+
+
+def compile_quickly(placement: Placement, function: Callable, *inputs: Any) -> jax.stages.Compiled:
+    """Compile a function of abstract arrays that does not train."""
+    is_cpu = placement.sharding.mesh.devices.flat[0].platform == "cpu"
+    return jax.jit(function).lower(*inputs).compile(compiler_options=QUICK if is_cpu else {})
 
 
 def compile_segment(make: Callable, placement: Placement, settings: Any, state: Any, capacity: int) -> Callable:

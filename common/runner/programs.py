@@ -11,7 +11,7 @@ import numpy as np
 
 from common.environment import make_env
 from common.runner import hosts
-from common.runner.devices import compile_init, compile_segment, is_finite, make_placement, to_host
+from common.runner.devices import compile_init, compile_quickly, compile_segment, is_finite, make_placement, to_host
 from common.runner.evaluation import evaluate
 from common.runner.experiment import Experiment, Part, split_lanes
 from common.runner.memory import available_bytes, format_bytes, num_bytes, program_bytes
@@ -83,8 +83,8 @@ class Programs:
                 env = make_env(self.experiment.config.env)
                 return evaluate(env, lambda obs: act(state, obs), key, num_episodes)
 
-            program = jax.jit(self.placement.each(play, num_shared=1))
-            program = program.lower(self.settings, self.state, keys, np.uint32(0)).compile()
+            inputs = self.settings, self.state, keys, np.uint32(0)
+            program = compile_quickly(self.placement, self.placement.each(play, num_shared=1), *inputs)
             share = self.share_of_memory(program)
             if share <= 1 or num_episodes == 1:
                 return program, num_episodes
