@@ -1,49 +1,76 @@
-"""Gymnax environments as the scripts use them: vectorised, with `terminated` and `truncated` kept apart."""
+"""Environments of every suite as the scripts use them: vectorised, with `terminated` and `truncated` kept apart."""
 
-import difflib
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
-GYMNAX_INFO = ("discount", "terminated", "truncated", "returned_episode_valid")  # entries that no script uses
+from common.environments import make_suite
+
+
+@struct.dataclass
+class EnvState:
+    """What `num_envs` environments carry from step to step."""
+
+    state: Any  # of the suite, [num_envs, ...]
+    length: jax.Array  # [num_envs] int32, steps of the current episode
+    episode_return: jax.Array  # [num_envs] float32, of the current episode
+    starts: Any  # observation and state that the next episodes begin with, [num_envs, ...]; None if not kept ahead
+    turn: jax.Array  # [] int32, decides whose start is renewed next
 
 
 class Environment:
-    """`num_envs` copies of a gymnax environment, each reset automatically when its episode ends.
+    """`num_envs` copies of an environment, each of which starts its next episode when one has ended.
 
-    An observation has the environment's own shape and dtype; only a Discrete one becomes a one-hot float32 vector.
+    A suite describes one environment. It has
+      - `action_space`: a gymnax `Discrete`, or a bounded `Box` of rank 1;
+      - `max_episode_steps`: the time limit in steps, None without one;
+      - `reset_period`: 0, every step computes a fresh start, as is best where that is cheap. Otherwise one start per
+        environment is kept ahead and renewed once in `reset_period` steps: an episode of at least that length begins
+        where no other did, a shorter one may begin as the one before it;
+      - `reset(key) -> obs, state` and `step(key, state, action) -> obs, state, reward, terminated, info`, where
+        `terminated` never includes the time limit. Scalars in `info` become metrics; `info["truncated"]` says that the
+        suite cuts the episode by a rule of its own.
 
     Attributes:
-        action_space: `Discrete` or a bounded `Box` of rank 1.
         obs_shape, obs_dtype: of one observation.
-        max_episode_steps: the time limit in steps, None if unknown.
     """
 
-    def __init__(self, name: str, env, params):
-        from gymnax.wrappers import LogWrapper
+    def __init__(self, suite: Any, max_episode_steps: int | None = None, reset_period: int | None = None):
+        self.suite, self.action_space = suite, suite.action_space
+        self.max_episode_steps = suite.max_episode_steps if max_episode_steps is None else max_episode_steps
+        self.reset_period = suite.reset_period if reset_period is None else reset_period
+        obs, _ = jax.eval_shape(suite.reset, jax.eval_shape(jax.random.key, 0))
+        self.obs_shape, self.obs_dtype = obs.shape, obs.dtype
 
-        self.name, self.env, self.params = name, env, params
-        self.action_space = env.action_space(params)
-        limit = getattr(params, "max_steps_in_episode", None)
-        self.max_episode_steps = None if limit is None else int(limit)
-        self._logged = LogWrapper(env)
-        self._num_observations = getattr(env.observation_space(params), "n", None)  # of a Discrete space
-        obs, _ = jax.eval_shape(self.reset, jax.random.split(jax.random.key(0), 1))
-        self.obs_shape, self.obs_dtype = obs.shape[1:], obs.dtype
-
-    def _convert(self, obs):
-        if self._num_observations is None:
-            return obs
-        return jax.nn.one_hot(obs, self._num_observations, dtype=jnp.float32)
-
-    def reset(self, keys: jax.Array) -> tuple[jax.Array, Any]:
+    def reset(self, keys: jax.Array) -> tuple[jax.Array, EnvState]:
         """Start an episode in each environment. keys [num_envs] -> obs [num_envs, *obs_shape], env_state."""
-        obs, env_state = jax.vmap(self._logged.reset, in_axes=(0, None))(keys, self.params)
-        return self._convert(obs), env_state
+        starts = None
+        if self.reset_period:
+            keys, ahead_keys = _split(keys)
+            starts = jax.vmap(self.suite.reset)(ahead_keys)
+        obs, state = jax.vmap(self.suite.reset)(keys)
+        zeros = jnp.zeros(keys.shape, jnp.int32)
+        return obs, EnvState(
+            state=state, length=zeros, episode_return=zeros.astype(jnp.float32), starts=starts, turn=jnp.int32(0)
+        )
 
-    def step(self, keys: jax.Array, env_state: Any, action: jax.Array):
+    def advance(self, keys: jax.Array, env_state: EnvState, action: jax.Array):
+        """Like `step`, but no episode is started: `obs` is the successor also where the episode has ended."""
+        obs, state, reward, terminated, info = jax.vmap(self.suite.step)(keys, env_state.state, action)
+        reward, length = reward.astype(jnp.float32), env_state.length + 1
+        truncated = info.get("truncated", jnp.zeros(keys.shape, bool))
+        if self.max_episode_steps is not None:
+            truncated |= length >= self.max_episode_steps
+        info = {name: x for name, x in info.items() if getattr(x, "shape", None) == keys.shape and name != "truncated"}
+        episode_return = env_state.episode_return + reward
+        env_state = env_state.replace(state=state, length=length, episode_return=episode_return)
+        return obs, env_state, reward, terminated, truncated, info
+
+    def step(self, keys: jax.Array, env_state: EnvState, action: jax.Array):
         """One step in each environment.
 
         Args:
@@ -54,37 +81,75 @@ class Environment:
         Returns:
             obs [num_envs, *obs_shape] (of the next episode where one ended), env_state, reward, terminated, truncated
             (each [num_envs]; both flags may be true), and info: `final_observation` (the true successor of every step),
-            gymnax' `returned_episode`, `returned_episode_returns` and `returned_episode_lengths`, and the scalars of
-            the environment's own info.
+            `returned_episode` (whether an episode ended), its `returned_episode_returns` and
+            `returned_episode_lengths`, and the scalars of the suite's own info.
         """
-        step = jax.vmap(self._logged.step, in_axes=(0, 0, 0, None))
-        obs, env_state, reward, terminated, truncated, info = step(keys, env_state, action, self.params)
-        next_obs = self._convert(info.pop("final_observation"))
-        info = {
-            name: x for name, x in info.items() if name not in GYMNAX_INFO and getattr(x, "shape", None) == keys.shape
+        step_keys, reset_keys = _split(keys)
+        next_obs, env_state, reward, terminated, truncated, info = self.advance(step_keys, env_state, action)
+        done = terminated | truncated
+        info |= {
+            "final_observation": next_obs,
+            "returned_episode": done,
+            "returned_episode_returns": env_state.episode_return,
+            "returned_episode_lengths": env_state.length,
         }
-        info["final_observation"] = next_obs
-        return self._convert(obs), env_state, reward.astype(jnp.float32), terminated, truncated, info
+        starts = env_state.starts if self.reset_period else jax.vmap(self.suite.reset)(reset_keys)
+        obs, state = jax.vmap(_select)(done, starts, (next_obs, env_state.state))
+        env_state = env_state.replace(
+            state=state,
+            length=jnp.where(done, 0, env_state.length),
+            episode_return=jnp.where(done, 0.0, env_state.episode_return),
+        )
+        if self.reset_period:
+            env_state = self._renew_starts(reset_keys, env_state)
+        return obs, env_state, reward, terminated, truncated, info
+
+    def _renew_starts(self, keys: jax.Array, env_state: EnvState) -> EnvState:
+        """Renew some of the kept starts, in turn: each once in `reset_period` steps."""
+        num_envs = len(keys)
+        interval = max(1, self.reset_period // num_envs)  # steps between renewals
+        count = -(-num_envs // self.reset_period)  # starts renewed together
+        rows = (env_state.turn // interval * count + jnp.arange(count, dtype=jnp.int32)) % num_envs
+
+        def renew(carry):
+            starts, _ = carry
+            fresh = jax.vmap(self.suite.reset)(keys[rows])
+            return jax.tree.map(lambda x, new: x.at[rows].set(new), starts, fresh), jnp.bool_(False)
+
+        # A loop of no or one round: under vmap it is skipped where no lane needs it, which a cond is not.
+        is_due = env_state.turn % interval == 0
+        starts, _ = jax.lax.while_loop(lambda carry: carry[1], renew, (env_state.starts, is_due))
+        num_turns = interval * -(-num_envs // count)
+        return env_state.replace(starts=starts, turn=(env_state.turn + 1) % num_turns)
 
 
+def _split(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two keys from each. [num_envs] -> [num_envs], [num_envs]."""
+    pairs = jax.vmap(jax.random.split)(keys)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _select(condition: jax.Array, a: Any, b: Any) -> Any:
+    return jax.tree.map(lambda x, y: jax.lax.select(condition, x, y), a, b)
+
+
+@functools.cache
 def make_env(name: str) -> Environment:
-    """Make an environment by its gymnax id; `gymnax.register(name, factory)` adds one of your own.
+    """Make an environment by its name: a gymnax id, or `SUITE/ENVIRONMENT` as `brax/ant`, perhaps with options.
+
+    `brax/ant:backend=spring`, `CartPole-v1:max_episode_steps=100,reset_period=16`: the last two options are those of
+    every suite, the others are arguments of the suite. `gymnax.register(id, factory)` adds an environment, a module in
+    common/environments a suite.
 
     Raises:
-        ValueError: an unknown name (the message suggests the nearest ones) or an unsupported action space.
+        ValueError: an unknown name (the message suggests the nearest ones), a package that is not installed, a wrong
+            option or an unsupported action space.
     """
-    import gymnax  # imported here: it takes two seconds and starts JAX's backend, which must happen after hosts.connect
-    from gymnax.environments import spaces
+    from gymnax.environments import spaces  # imported here: it starts JAX's backend, which must happen after connecting
 
-    if name not in gymnax.registered_envs:
-        near = difflib.get_close_matches(name, gymnax.registered_envs, n=3) or gymnax.registered_envs
-        raise ValueError(f"unknown environment {name!r}; did you mean {' or '.join(near)}?")
-    try:
-        with jax.ensure_compile_time_eval():  # its spaces are constants, also where a sweep traces all of `make`
-            env, params = gymnax.make(name)
-            environment = Environment(name, env, params)
-    except (OSError, ImportError) as error:
-        raise ValueError(f"{name} cannot be made here: {error}") from error
+    with jax.ensure_compile_time_eval():  # its constants are no tracers, also where a sweep traces all of `make`
+        suite, limits = make_suite(name)
+        environment = Environment(suite, **limits)
     space = environment.action_space
     if isinstance(space, spaces.Discrete):
         return environment

@@ -15,6 +15,9 @@ import jax.numpy as jnp
 from flax import struct
 from gymnax.environments import environment, spaces
 
+import common.environment
+from common.environment import Environment, EnvState
+
 UNIT_BOX = spaces.Box(-1.0, 1.0, (1,))
 
 
@@ -169,7 +172,7 @@ class Smoothing(Probe):
 
 
 @struct.dataclass
-class RecorderState:
+class Record:
     """Row i of the arrays is step i since the beginning, across episodes."""
 
     count: jax.Array  # [] steps since the beginning
@@ -181,8 +184,53 @@ class RecorderState:
     next_obs: jax.Array  # [capacity, *obs_shape], the true one
 
 
+@struct.dataclass
+class RecordedState(EnvState):
+    """With what happened up to now, which no episode's end clears."""
+
+    record: Record  # [num_envs, ...]
+
+
+class RecordingEnvironment(Environment):
+    """Remembers what its environments said to the script, a fixed number of steps."""
+
+    def reset(self, keys):
+        obs, env_state = super().reset(keys)
+        capacity, action = self.suite.env.capacity, self.action_space
+
+        def begin(obs):
+            return Record(
+                count=jnp.int32(0),
+                obs=jnp.zeros((capacity + 1, *obs.shape), jnp.float32).at[0].set(obs),
+                action=jnp.zeros((capacity, *action.shape), action.dtype),
+                reward=jnp.zeros(capacity, jnp.float32),
+                terminated=jnp.zeros(capacity, bool),
+                truncated=jnp.zeros(capacity, bool),
+                next_obs=jnp.zeros((capacity, *obs.shape), jnp.float32),
+            )
+
+        return obs, RecordedState(**vars(env_state), record=jax.vmap(begin)(obs))
+
+    def step(self, keys, env_state, action):
+        obs, env_state, reward, terminated, truncated, info = super().step(keys, env_state, action)
+
+        def remember(record, obs, **step):
+            rows = {name: getattr(record, name).at[record.count].set(x) for name, x in step.items()}
+            return record.replace(count=record.count + 1, obs=record.obs.at[record.count + 1].set(obs), **rows)
+
+        step = {"action": action, "reward": reward, "terminated": terminated, "truncated": truncated}
+        record = jax.vmap(remember)(env_state.record, obs, **step, next_obs=info["final_observation"])
+        return obs, env_state.replace(record=record), reward, terminated, truncated, info
+
+
+@struct.dataclass
+class RecorderState:
+    count: jax.Array  # [] steps since the start of the episode
+    truncated: jax.Array
+
+
 class Recorder(Probe):
-    """Ends of both kinds (and both at once) at random; a fixed number of steps is remembered."""
+    """Ends of both kinds (and both at once) at random."""
 
     obs_shape = (3,)
 
@@ -193,36 +241,15 @@ class Recorder(Probe):
         """A random observation, neither centred nor of unit variance."""
         return 2.0 * jax.random.normal(key, (3,), jnp.float32) + 1.0
 
-    def reset(self, key, params=None):
-        obs = self.observe_at(0, key)
-        state = RecorderState(
-            count=jnp.int32(0),
-            obs=jnp.zeros((self.capacity + 1, *obs.shape), jnp.float32).at[0].set(obs),
-            action=jnp.zeros((self.capacity, *self.action.shape), self.action.dtype),
-            reward=jnp.zeros(self.capacity, jnp.float32),
-            terminated=jnp.zeros(self.capacity, bool),
-            truncated=jnp.zeros(self.capacity, bool),
-            next_obs=jnp.zeros((self.capacity, *obs.shape), jnp.float32),
-        )
-        return obs, state
+    def reset_env(self, key, params):
+        return self.observe_at(0, key), RecorderState(jnp.int32(0), jnp.bool_(False))
 
-    def step(self, key, state, action, params=None):
-        end_key, reward_key, next_key, reset_key = jax.random.split(key, 4)
+    def step_env(self, key, state, action, params):
+        end_key, reward_key, obs_key = jax.random.split(key, 3)
         terminated, truncated = jax.random.uniform(end_key, (2,)) < (0.25 if self.ends else 0.0)
         reward = 3.0 * jax.random.normal(reward_key, (), jnp.float32) + jnp.sum(action) + 1.0
-        next_obs = self.observe_at(state.count + 1, next_key)
-        obs = jnp.where(terminated | truncated, self.observe_at(state.count + 1, reset_key), next_obs)
-        row = state.count
-        state = RecorderState(
-            count=row + 1,
-            obs=state.obs.at[row + 1].set(obs),
-            action=state.action.at[row].set(action),
-            reward=state.reward.at[row].set(reward),
-            terminated=state.terminated.at[row].set(terminated),
-            truncated=state.truncated.at[row].set(truncated),
-            next_obs=state.next_obs.at[row].set(next_obs),
-        )
-        return obs, state, reward, terminated, truncated, {"final_observation": next_obs}
+        state = RecorderState(state.count + 1, truncated)
+        return self.observe_at(state.count, obs_key), state, reward, terminated, {}
 
 
 class Clock(Recorder):
@@ -236,10 +263,9 @@ class Clock(Recorder):
         return jax.nn.one_hot(count % self.obs_shape[0], self.obs_shape[0], dtype=jnp.float32)
 
 
-def recorded(env_state: Any) -> RecorderState:
+def recorded(env_state: RecordedState) -> Record:
     """The record inside the environment state of a script."""
-    leaves = jax.tree.leaves(env_state, is_leaf=lambda x: isinstance(x, RecorderState))
-    return next(x for x in leaves if isinstance(x, RecorderState))
+    return env_state.record
 
 
 # Of programs that run for seconds: a little optimization pays; conftest.py has turned it off.
@@ -267,7 +293,13 @@ FACTORIES = {
 
 
 def register() -> None:
-    """Make the probes known to gymnax; once more does nothing."""
+    """Make the probes known to gymnax, and `make_env` record those that are recorders; once more does nothing."""
+
+    def make(suite, **limits):
+        is_recorder = isinstance(getattr(suite, "env", None), Recorder)
+        return (RecordingEnvironment if is_recorder else Environment)(suite, **limits)
+
+    common.environment.Environment = make
     for name, factory in FACTORIES.items():
         if name not in gymnax.registered_envs:
             gymnax.register(name, factory)

@@ -136,7 +136,7 @@ def test_functions_stay_short(script):
 
 def test_the_kit_stays_small():
     names = ("config", "environment", "buffer", "normalization", "initializers")
-    assert sum(len((FOLDER / "common" / f"{name}.py").read_text().splitlines()) for name in names) <= 390
+    assert sum(len((FOLDER / "common" / f"{name}.py").read_text().splitlines()) for name in names) <= 460
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -11,9 +11,10 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 from common.environment import make_env
-from common.runner.evaluation import DEFAULT_MAX_STEPS, evaluate
+from common.runner.evaluation import episode_limit, evaluate
 
 LIMIT = 5
+MAX_STEPS = 10_000  # of an evaluation, where the environment names no limit
 CONSTANT_LENGTHS = {"Short": 2, "Truncated": 9, "Both": LIMIT}
 
 
@@ -70,7 +71,7 @@ FACTORIES = {
     "Probe-Lengths": lambda: Lengths([1, 2, 3, 9]),
     "Probe-Lengths-Without-Limit": lambda: Lengths([1, 2, 7], limit=100, named_limit=None),
     "Probe-Lengths-Before-Limit": lambda: Lengths([1, 9], named_limit=100),
-    "Probe-Lengths-Endless": lambda: Lengths([2 * DEFAULT_MAX_STEPS], limit=2 * DEFAULT_MAX_STEPS, named_limit=None),
+    "Probe-Lengths-Endless": lambda: Lengths([2 * MAX_STEPS], limit=2 * MAX_STEPS, named_limit=None),
     **{f"Probe-Lengths-{name}": functools.partial(Lengths, [length]) for name, length in CONSTANT_LENGTHS.items()},
 }
 for name, factory in FACTORIES.items():
@@ -93,7 +94,7 @@ def one_action(obs):
 @functools.cache
 def evaluator(name, act, num_episodes):
     env = make_env(name)
-    return jax.jit(lambda key: evaluate(env, act, key, num_episodes))
+    return jax.jit(lambda key: evaluate(env, act, key, num_episodes, episode_limit(env, MAX_STEPS)))
 
 
 def episodes_of(name, act=right_action, num_episodes=2000, seed=0):
@@ -140,7 +141,7 @@ def test_an_episode_may_be_truncated_before_the_limit_that_the_environment_names
 
 def test_an_evaluation_that_never_ends_is_cut():
     episodes = evaluator("Probe-Lengths-Endless", right_action, 1)(jax.random.key(0))
-    np.testing.assert_array_equal(episodes["episode_length"], [DEFAULT_MAX_STEPS])
+    np.testing.assert_array_equal(episodes["episode_length"], [MAX_STEPS])
     assert episodes["is_cut"].tolist() == [True]
     assert not evaluator("Probe-Lengths", right_action, 2000)(jax.random.key(0))["is_cut"].any()
 
@@ -179,7 +180,7 @@ def test_evaluation_does_not_depend_on_the_number_of_lanes():
     env = make_env("Probe-Lengths")
 
     def lane(key, shift):
-        return evaluate(env, lambda obs: (right_action(obs) + shift) % 3, key, 2)
+        return evaluate(env, lambda obs: (right_action(obs) + shift) % 3, key, 2, LIMIT)
 
     keys, shifts = jax.random.split(jax.random.key(0), 8), jnp.arange(8, dtype=jnp.int32) // 6
     together = jax.jit(jax.vmap(lane))(keys, shifts)

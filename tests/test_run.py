@@ -862,7 +862,7 @@ def test_evaluation_in_batches_of_episodes_where_memory_is_short(monkeypatch):
     monkeypatch.setattr(common.runner.programs, "check_fits", lambda *_: None)
     sizes = []
     evaluate = common.runner.programs.evaluate
-    monkeypatch.setattr(common.runner.programs, "evaluate", lambda *args: sizes.append(args[-1]) or evaluate(*args))
+    monkeypatch.setattr(common.runner.programs, "evaluate", lambda *args: sizes.append(args[-2]) or evaluate(*args))
     assert_finished(call("ppo", *small_run("ppo", name="batches", eval_episodes=7, lanes_per_batch="2")))
     assert sizes == [7, 3, 1]
     whole, batches = (
@@ -888,11 +888,8 @@ def test_an_evaluation_that_fails_leaves_the_results_of_training(monkeypatch):
     assert "eval_episode_return" not in json.loads((directory / "summary.json").read_text())
 
 
-def test_episodes_that_are_cut_are_counted(monkeypatch):
-    """An environment whose limit is another one than it says."""
-    monkeypatch.setattr(common.runner.evaluation, "max_steps", lambda env: 3)
-    monkeypatch.setattr(common.runner.report, "max_steps", lambda env: 3)
-    result = call("ppo", *small_run("ppo", name="cut"))
+def test_episodes_that_are_cut_are_counted():
+    result = call("ppo", *small_run("ppo", name="cut", eval_max_steps=3))
     assert_finished(result)
     assert "4 of 4 evaluation episodes had not ended after 3 steps and were cut\n" in result.stdout
     assert json.loads((directory_of("ppo", "cut") / "summary.json").read_text())["eval_cut_episodes"] == 4

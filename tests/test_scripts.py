@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import cache
 
 import distrax
-import gymnax.wrappers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -420,8 +419,6 @@ def exempt(monkeypatch, owner, name):
 @pytest.fixture
 def exempt_dependencies(monkeypatch):
     """What fails in other people's code: under strict dtype or rank promotion nothing would run otherwise."""
-    # gymnax/wrappers/purerl.py:208, new_episode_return * (1 - done): an int minus a bool
-    exempt(monkeypatch, gymnax.wrappers.LogWrapper, "step")
     # distrax/_src/distributions/distribution.py:78 and normal.py:88: a sample axis of 1 against none
     exempt(monkeypatch, distrax.Distribution, "sample_and_log_prob")
     exempt(monkeypatch, distrax.Distribution, "sample")

@@ -7,37 +7,35 @@ import jax.numpy as jnp
 
 from common.environment import Environment
 
-DEFAULT_MAX_STEPS = 10_000  # steps after which an evaluation episode is cut if the environment names no time limit
 
-
-def max_steps(env: Environment) -> int:
-    """Steps after which an evaluation episode is cut."""
-    return env.max_episode_steps or DEFAULT_MAX_STEPS
+def episode_limit(env: Environment, most: int) -> int:
+    """Steps after which an evaluation episode is cut: the environment's own limit, at most `most`."""
+    return min(env.max_episode_steps or most, most)
 
 
 def evaluate(
-    env: Environment, act: Callable[[jax.Array], jax.Array], key: jax.Array, num_episodes: int
+    env: Environment, act: Callable[[jax.Array], jax.Array], key: jax.Array, num_episodes: int, limit: int
 ) -> dict[str, jax.Array]:
     """Play one whole episode in each of `num_episodes` environments, so that short episodes do not count more often.
 
     Args:
         act: obs [num_episodes, *obs_shape] -> action [num_episodes, ...] in the environment's units.
+        limit: steps after which an episode is cut.
 
     Returns:
         `episode_return` [num_episodes] float32, undiscounted and raw, `episode_length` [num_episodes] int32, and
-        `is_cut` [num_episodes] bool, where an episode had not ended after `max_steps`.
+        `is_cut` [num_episodes] bool, where an episode had not ended after `limit` steps.
     """
     reset_key, step_key = jax.random.split(key)
-    limit = max_steps(env)
 
     def playing(carry):
-        step, _, _, finished, _, _ = carry
+        step, _, _, finished, *_ = carry
         return (step < limit) & ~finished.all()
 
     def play(carry):
         step, obs, env_state, finished, episode_return, episode_length = carry
         keys = jax.random.split(jax.random.fold_in(step_key, step), num_episodes)
-        obs, env_state, reward, terminated, truncated, _ = env.step(keys, env_state, act(obs))
+        obs, env_state, reward, terminated, truncated, _ = env.advance(keys, env_state, act(obs))
         episode_return = episode_return + jnp.where(finished, 0.0, reward)
         episode_length = episode_length + ~finished
         return step + 1, obs, env_state, finished | terminated | truncated, episode_return, episode_length

@@ -19,6 +19,7 @@ class Options:
     out: str = "runs"  # results go to OUT/<script>/<env>/NAME
     name: str = ""  # folder of this run; empty: date and time
     eval_episodes: int = 32  # greedy episodes per seed at the end; 0: no evaluation
+    eval_max_steps: int = 10_000  # steps after which a greedy episode is cut, if the environment has no lower limit
     checkpoint_every: float = 60.0  # seconds between checkpoints; 0: after every iteration; the end is always saved
     checkpoint_buffer: bool = True  # save the replay buffer too; without it files are small but resuming is not exact
     resume: str = ""  # folder of a run to continue, or to extend with a larger --total-timesteps
@@ -46,6 +47,8 @@ def check_options(options: Options) -> None:
     for name in ("sweep_samples", "eval_episodes", "devices"):
         if getattr(options, name) < 0:
             raise ValueError(f"{name} must not be negative, not {getattr(options, name)}")
+    if options.eval_max_steps < 1:
+        raise ValueError(f"eval_max_steps must be at least 1, not {options.eval_max_steps}")
     if not 0 <= options.checkpoint_every < float("inf"):
         raise ValueError(f"checkpoint_every must be a number of seconds, at least 0, not {options.checkpoint_every}")
     batch = options.lanes_per_batch

@@ -1,27 +1,16 @@
 """Replay a saved policy: python -m common.runner.render runs/ppo/CartPole-v1/NAME --seed-index 3 --out episode.gif"""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import jax
-import matplotlib
 import numpy as np
 import tyro
-from gymnax.visualize import Visualizer
-from gymnax.visualize.vis_gym import SUPPORTED_GYM_ENVS
 
 from common.environment import Environment, make_env
 from common.runner.cli import fail
-from common.runner.evaluation import max_steps
 from common.runner.load import load
-
-DRAWABLE = {
-    *SUPPORTED_GYM_ENVS,
-    *(f"{game}-MinAtar" for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")),
-    *("Catch-bsuite", "FourRooms-misc", "MetaMaze-misc", "PointRobot-misc", "Pong-misc"),
-}
 
 
 @dataclass(frozen=True)
@@ -30,7 +19,7 @@ class Arguments:
 
     run: Annotated[str, tyro.conf.Positional]  # folder that a training run wrote
     seed_index: int = 0  # which of its seeds, counted from 0
-    out: str = "episode.gif"  # file to write
+    out: str = ""  # file to write; empty: episode.gif, or episode.html for brax
     episode_seed: int = 0  # seed of the episode
     max_steps: int = 500  # the animation stops here if the episode goes on
 
@@ -39,7 +28,7 @@ def play_episode(env: Environment, act: Any, key: jax.Array, max_steps: int) -> 
     """Play one episode greedily.
 
     Returns:
-        the gymnax states before each step, and the rewards summed up to each step [num_frames].
+        the suite's states before each step, and the rewards summed up to each step [num_frames].
     """
     reset_key, *step_keys = jax.random.split(key, max_steps + 1)
     obs, env_state = jax.jit(env.reset)(reset_key[None])
@@ -51,7 +40,7 @@ def play_episode(env: Environment, act: Any, key: jax.Array, max_steps: int) -> 
 
     states, rewards = [], []
     for step_key in step_keys:
-        states.append(jax.tree.map(lambda x: np.asarray(x[0]), env_state.env_state))
+        states.append(jax.tree.map(lambda x: np.asarray(x[0]), env_state.state))
         obs, env_state, reward, done = step(step_key, obs, env_state)
         rewards.append(float(reward))
         if done:
@@ -66,22 +55,19 @@ def main() -> None:
         if arguments.max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, not {arguments.max_steps}")
         config, algorithm, state = load(arguments.run, arguments.seed_index)
-        if config.env not in DRAWABLE:
-            raise ValueError(f"gymnax cannot draw {config.env}; it draws {', '.join(sorted(DRAWABLE))}")
         env = make_env(config.env)
-        limit = min(arguments.max_steps, max_steps(env))
+        if not hasattr(env.suite, "renderer"):
+            raise ValueError(f"the suite of {config.env} cannot be drawn")
+        ending, render = env.suite.renderer()
+        limit = min(arguments.max_steps, env.max_episode_steps or arguments.max_steps)
         key = jax.random.key(arguments.episode_seed)
         states, returns = play_episode(env, lambda obs: algorithm.act(state, obs), key, limit)
-        os.environ.setdefault(
-            "SDL_VIDEODRIVER", "dummy"
-        )  # Gymnasium draws classic control with pygame: no window, no sound
-        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
-        matplotlib.use("agg")
-        Path(arguments.out).parent.mkdir(parents=True, exist_ok=True)
-        Visualizer(env.env, env.params, states, returns).animate(arguments.out)
+        path = Path(arguments.out or f"episode{ending}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        render(states, returns, str(path))
     except (ValueError, OSError) as error:
         fail(str(error))
-    print(f"{len(states)} steps, return {returns[-1]:.1f}, written to {arguments.out}")
+    print(f"{len(states)} steps, return {returns[-1]:.1f}, written to {path}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import numpy as np
 from common.environment import make_env
 from common.runner import folder
 from common.runner.cli import rerun_command
-from common.runner.evaluation import max_steps
+from common.runner.evaluation import episode_limit
 from common.runner.experiment import Experiment, Result
 from common.runner.plots import plot_curve, plot_curves, plot_metrics, plot_sweep
 from common.runner.statistics import final_return, learning_curve, rank, summarize
@@ -122,7 +122,7 @@ def print_warnings(experiment: Experiment, num_cut: int, diverged: np.ndarray) -
     """Print how many evaluation episodes were cut, and which lanes diverged."""
     if num_cut:
         total = experiment.num_lanes * experiment.options.eval_episodes
-        steps = max_steps(make_env(experiment.config.env))
+        steps = episode_limit(make_env(experiment.config.env), experiment.options.eval_max_steps)
         print(f"{num_cut:,} of {total:,} evaluation episodes had not ended after {steps:,} steps and were cut")
     if len(diverged):
         names = [experiment.name_lane(lane) for lane in diverged[:MAX_ROWS]]

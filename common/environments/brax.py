@@ -1,0 +1,60 @@
+"""Brax (Freeman et al. 2021, arXiv:2106.13281): `--env brax/ant`, or a faster physics, `brax/ant:backend=spring`.
+
+Without Brax' own wrappers, which merge the time limit into `done`, drop the last observation and begin every episode
+as the first one.
+"""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+
+REQUIREMENT = "brax==0.14.2"
+
+
+def names() -> list[str]:
+    """The environments that brax registers; swimmer does not run with this version of JAX."""
+    from brax import envs
+
+    return sorted(envs._envs.keys() - {"fast", "swimmer"})
+
+
+class Suite:
+    """One environment. Its metrics, such as `x_velocity`, are those of an episode's last step."""
+
+    max_episode_steps = 1000  # as brax.envs.create, and as in published results
+    reset_period = 0
+
+    def __init__(self, name: str, backend: str = "generalized"):
+        import mujoco
+        from brax import envs
+        from gymnax.environments import spaces
+
+        if backend not in ("generalized", "spring", "positional"):
+            raise ValueError(f"the backend of brax is generalized, spring or positional, not {backend}")
+        mujoco.set_mju_user_warning(lambda message: None)  # which it would write to MUJOCO_LOG.TXT in this folder
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that Brax is no longer developed
+            self.env = envs.get_environment(name, backend=backend)
+        self.action_space = spaces.Box(-1.0, 1.0, (self.env.action_size,))
+
+    def reset(self, key: jax.Array):
+        """`key -> obs, state`."""
+        state = self.env.reset(key)
+        return state.obs, state
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array):
+        """`-> obs, state, reward, terminated, info`; Brax' `done` is a fall, never the limit."""
+        state = self.env.step(state, action)
+        return state.obs, state, state.reward, state.done.astype(bool), dict(state.metrics)
+
+    def renderer(self):
+        """The file's ending, and a function that writes a page with an animation in three dimensions."""
+        from brax.io import html
+
+        def render(states, returns, path):
+            system = self.env.sys.tree_replace({"opt.timestep": self.env.dt})
+            Path(path).write_text(html.render(system, [state.pipeline_state for state in states]))
+
+        return ".html", render

@@ -1,0 +1,39 @@
+"""Craftax (Matthews et al. 2024, arXiv:2402.16801): `--env craftax/Craftax-Symbolic-v1`."""
+
+from typing import Any
+
+import jax
+
+REQUIREMENT = "craftax==1.6.1"
+
+
+def names() -> list[str]:
+    """Craftax and Craftax-Classic, each with symbols and with pixels."""
+    import craftax  # noqa: F401
+
+    return [f"Craftax-{game}{kind}-v1" for game in ("", "Classic-") for kind in ("Symbolic", "Pixels")]
+
+
+class Suite:
+    """One environment. Its metrics are the share of episodes, in percent, with each achievement."""
+
+    reset_period = 64  # a new world takes as long as 5 to 49 steps
+
+    def __init__(self, name: str):
+        from craftax.craftax_env import make_craftax_env_from_name
+        from gymnax.environments import spaces
+
+        self.env = make_craftax_env_from_name(name, auto_reset=False)
+        params = self.env.default_params
+        self.max_episode_steps = int(params.max_timesteps)  # 100,000; 10,000 in Classic
+        self.params = params.replace(max_timesteps=2**30)  # so that `done` is death or victory alone
+        self.action_space = spaces.Discrete(self.env.num_actions)
+
+    def reset(self, key: jax.Array):
+        """`key -> obs, state`."""
+        return self.env.reset(key, self.params)
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array):
+        """`-> obs, state, reward, terminated, info`."""
+        obs, state, reward, done, info = self.env.step(key, state, action, self.params)
+        return obs, state, reward, done, {name: x for name, x in info.items() if name != "discount"}

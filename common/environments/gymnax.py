@@ -1,0 +1,71 @@
+"""gymnax (Lange 2022), small and fast environments: `--env CartPole-v1`, without the name of the suite.
+
+Options are fields of the environment's parameters or arguments of its class: `DeepSea-bsuite:size=20`.
+"""
+
+import dataclasses
+import os
+from typing import Any
+
+import gymnax
+import jax
+import jax.numpy as jnp
+
+REQUIREMENT = "gymnax==1.0.1"
+# By gymnax itself; it draws classic control with Gymnasium.
+DRAWABLE = (
+    *(f"{game}-MinAtar" for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")),
+    *("Catch-bsuite", "FourRooms-misc", "MetaMaze-misc", "PointRobot-misc", "Pong-misc"),
+)
+
+
+def names() -> list[str]:
+    """All registered ids, also those of `gymnax.register`."""
+    return gymnax.registered_envs
+
+
+class Suite:
+    """One environment. A Discrete observation becomes a one-hot float32 vector."""
+
+    reset_period = 0
+
+    def __init__(self, name: str, **options: Any):
+        self.name, (_, params) = name, gymnax.make(name)
+        fields = {field.name for field in dataclasses.fields(params)} & options.keys()
+        self.env, params = gymnax.make(name, **{key: x for key, x in options.items() if key not in fields})
+        self.params = params.replace(**{key: options[key] for key in fields})
+        self.action_space = self.env.action_space(self.params)
+        self.num_observations = getattr(self.env.observation_space(self.params), "n", None)  # of a Discrete space
+        limit = getattr(self.params, "max_steps_in_episode", None)
+        self.max_episode_steps = None if limit is None else int(limit)
+
+    def _convert(self, obs: jax.Array) -> jax.Array:
+        if self.num_observations is None:
+            return obs
+        return jax.nn.one_hot(obs, self.num_observations, dtype=jnp.float32)
+
+    def reset(self, key: jax.Array):
+        """`key -> obs, state`."""
+        obs, state = self.env.reset_env(key, self.params)
+        return self._convert(obs), state
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array):
+        """`-> obs, state, reward, terminated, info`; environments with a limit of their own say `truncated`."""
+        obs, state, reward, terminated, info = self.env.step_env(key, state, action, self.params)
+        info = {name: x for name, x in info.items() if name != "discount"}
+        info["truncated"] = self.env.is_truncated(state, self.params)
+        return self._convert(obs), state, reward, terminated, info
+
+    def renderer(self):
+        """The file's ending, and a function that writes an animation. Raises ValueError if gymnax cannot draw it."""
+        import matplotlib
+        from gymnax.visualize import Visualizer
+        from gymnax.visualize.vis_gym import SUPPORTED_GYM_ENVS
+
+        drawable = {*SUPPORTED_GYM_ENVS, *DRAWABLE}
+        if self.name not in drawable:
+            raise ValueError(f"gymnax cannot draw {self.name}; it draws {', '.join(sorted(drawable))}")
+        matplotlib.use("agg")
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # classic control is drawn with pygame: no window, no sound
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+        return ".gif", lambda states, returns, path: Visualizer(self.env, self.params, states, returns).animate(path)

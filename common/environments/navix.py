@@ -1,0 +1,43 @@
+"""Navix (Pignatelli et al. 2024, arXiv:2407.19396), MiniGrid in JAX: `--env navix/Navix-DoorKey-8x8-v0`.
+
+An observation is the whole grid, [height, width, 3] symbols (kind, colour, state) as float32.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+REQUIREMENT = "navix==0.7.4"
+
+
+def names() -> list[str]:
+    """The environments of its registry."""
+    import navix
+
+    return sorted(navix.registry())
+
+
+class Suite:
+    """One environment."""
+
+    reset_period = 16  # a new grid takes as long as 12 to 17 steps
+
+    def __init__(self, name: str):
+        import navix
+        from gymnax.environments import spaces
+
+        self.env = navix.make(name)
+        self.max_episode_steps = int(self.env.max_steps)
+        self.action_space = spaces.Discrete(len(self.env.action_set))
+
+    def reset(self, key: jax.Array):
+        """`key -> obs, state`."""
+        timestep = self.env.reset(key)
+        return timestep.observation.astype(jnp.float32), timestep
+
+    def step(self, key: jax.Array, timestep: Any, action: jax.Array):
+        """`-> obs, state, reward, terminated, info`; Navix' own `step` would reset, one step late."""
+        timestep = self.env._step(timestep, action)
+        obs = timestep.observation.astype(jnp.float32)
+        return obs, timestep, timestep.reward, timestep.is_termination(), {}

@@ -1,0 +1,65 @@
+"""MuJoCo Playground (Zakka et al. 2025, arXiv:2502.08844): `--env playground/CheetahRun`.
+
+Locomotion and manipulation environments download their models when they are first made. Of a dict of observations the
+policy's own, `state`, is used.
+"""
+
+import subprocess
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+REQUIREMENT = "playground==0.2.0"
+
+
+def names() -> list[str]:
+    """The environments of its registry."""
+    from mujoco_playground import registry
+
+    return sorted(registry.ALL_ENVS)
+
+
+class Suite:
+    """One environment; `impl=warp` is the faster physics on an NVIDIA GPU.
+
+    Physics that is no longer finite ends the episode as a termination, with finite observation and reward; the metric
+    `physics_failed` is the share of episodes that ended so.
+    """
+
+    def __init__(self, name: str, impl: str = "jax"):
+        from gymnax.environments import spaces
+        from mujoco_playground import dm_control_suite, registry
+
+        config = registry.get_default_config(name)
+        try:
+            self.env = registry.load(name, config_overrides={"impl": impl})
+        except subprocess.CalledProcessError as error:
+            raise OSError("its models are downloaded from github.com, which failed") from error
+        self.repeat = int(config.action_repeat)
+        self.max_episode_steps = int(config.episode_length) // self.repeat
+        # The resets of some of these simulate 200 steps; only the limit ends an episode of the control suite.
+        self.reset_period = self.max_episode_steps if name in dm_control_suite.ALL_ENVS else 64
+        self.action_space = spaces.Box(-1.0, 1.0, (self.env.action_size,))
+
+    def reset(self, key: jax.Array):
+        """`key -> obs, state`."""
+        state = self.env.reset(key)
+        return self._obs(state), state
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array):
+        """`-> obs, state, reward, terminated, info`, where the action is repeated as often as the suite does it."""
+
+        def once(state, _):
+            state = self.env.step(state, action)
+            return state, (state.reward, state.done)
+
+        state, (rewards, done) = jax.lax.scan(once, state, length=self.repeat)
+        obs, reward = self._obs(state), rewards.sum()
+        is_finite = jnp.isfinite(obs).all() & jnp.isfinite(reward)
+        obs, reward = jnp.where(is_finite, obs, 0.0), jnp.where(is_finite, reward, 0.0)
+        info = dict(state.metrics) | {"physics_failed": ~is_finite}
+        return obs, state, reward, done.any() | ~is_finite, info
+
+    def _obs(self, state: Any) -> jax.Array:
+        return state.obs["state"] if isinstance(state.obs, dict) else state.obs

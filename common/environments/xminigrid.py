@@ -1,0 +1,59 @@
+"""XLand-MiniGrid (Nikulin et al. 2024, arXiv:2312.12044): `--env xminigrid/MiniGrid-DoorKey-8x8`.
+
+An observation is what the agent sees, [height, width, tiles + colours], of which each cell is two one-hot vectors.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+REQUIREMENT = "xminigrid==0.9.3"
+
+
+def names() -> list[str]:
+    """The environments of its registry."""
+    import xminigrid
+
+    return sorted(xminigrid.registered_environments())
+
+
+class Suite:
+    """One environment."""
+
+    reset_period = 16  # a new grid takes as long as 2 to 4 steps
+
+    def __init__(self, name: str):
+        import xminigrid
+        from gymnax.environments import spaces
+        from xminigrid.core.constants import NUM_COLORS, NUM_TILES
+
+        self.env, self.params = xminigrid.make(name)
+        self.sizes = (NUM_TILES, NUM_COLORS)
+        self.max_episode_steps = int(self.params.max_steps)
+        self.action_space = spaces.Discrete(self.env.num_actions(self.params))
+
+    def _obs(self, timestep: Any) -> jax.Array:
+        layers = zip(self.sizes, jnp.moveaxis(timestep.observation, -1, 0), strict=True)
+        return jnp.concatenate([jax.nn.one_hot(layer, size) for size, layer in layers], axis=-1)
+
+    def reset(self, key: jax.Array):
+        """`key -> obs, state`."""
+        timestep = self.env.reset(self.params, key)
+        return self._obs(timestep), timestep
+
+    def step(self, key: jax.Array, timestep: Any, action: jax.Array):
+        """`-> obs, state, reward, terminated, info`; its discount is 0 at an end and 1 where the limit cuts."""
+        timestep = self.env.step(self.params, timestep, action)
+        return self._obs(timestep), timestep, timestep.reward, timestep.discount == 0, {}
+
+    def renderer(self):
+        """The file's ending, and a function that writes an animation."""
+        from PIL import Image
+
+        def render(states, returns, path):
+            frames = [Image.fromarray(np.asarray(self.env.render(self.params, timestep))) for timestep in states]
+            frames[0].save(path, save_all=True, append_images=frames[1:], duration=100)
+
+        return ".gif", render
