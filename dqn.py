@@ -46,7 +46,7 @@ from common.normalization import init_statistics, normalize, update_statistics
 class Config:
     """Float fields (NonNegative, Positive, Fraction) can be swept; the others are static."""
 
-    env: str = "CartPole-v1"  # gymnax id
+    env: str = "CartPole-v1"  # listed by python -m common.environments
     total_timesteps: int = 500_000  # env steps per seed, learning_starts included
     num_envs: int = 1  # parallel environments
     steps_per_iteration: int = 1_000  # env steps per record of metrics
@@ -104,6 +104,7 @@ MINATAR = Config(  # Obando-Ceron & Castro 2021
     exploration_fraction=0.1,
     hidden_sizes=(128,),
 )
+PGX = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 PRESETS: dict[str, Config] = {
     preset.env: preset
     for preset in (
@@ -132,6 +133,7 @@ PRESETS: dict[str, Config] = {
             exploration_fraction=0.2,
         ),
         *(replace(MINATAR, env=f"{game}-MinAtar") for game in GAMES),
+        *(replace(MINATAR, env=f"pgx/minatar-{game}") for game in PGX),  # not yet measured
     )
 }
 

@@ -48,7 +48,7 @@ from common.normalization import init_reward_scaling, init_statistics, normalize
 class Config:
     """Float fields (NonNegative, Positive, Fraction) can be swept; the others are static."""
 
-    env: str = "CartPole-v1"  # gymnax id
+    env: str = "CartPole-v1"  # listed by python -m common.environments
     total_timesteps: int = 500_000  # env steps per seed, rounded down to whole iterations
     num_envs: int = 4  # parallel environments
     num_steps: int = 128  # steps of each environment per iteration
@@ -86,6 +86,21 @@ class Config:
 
 GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
 MINATAR = Config(total_timesteps=10_000_000, num_envs=64, num_minibatches=8, learning_rate=1e-3, activation="relu")
+PGX = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+GRID = Config(total_timesteps=500_000, num_envs=16, num_steps=64, num_minibatches=8, learning_rate=1e-3)
+ROBOT = Config(  # as CleanRL's ppo_continuous_action, with more environments and shorter rollouts
+    total_timesteps=5_000_000,
+    num_envs=32,
+    num_steps=64,
+    num_epochs=10,
+    num_minibatches=32,
+    learning_rate=3e-4,
+    ent_coef=0.0,
+    normalize_obs=True,
+    normalize_reward=True,
+)
+ROBOTS = ("reacher", "hopper", "halfcheetah", "walker2d", "ant")
+CRAFTAX = Config(total_timesteps=100_000_000, num_envs=256, num_steps=64, num_minibatches=8, hidden_sizes=(512, 512))
 PRESETS: dict[str, Config] = {
     preset.env: preset
     for preset in (
@@ -112,6 +127,15 @@ PRESETS: dict[str, Config] = {
             normalize_reward=True,
         ),
         *(replace(MINATAR, env=f"{game}-MinAtar") for game in GAMES),
+        *(replace(MINATAR, env=f"pgx/minatar-{game}") for game in PGX),  # not yet measured
+        replace(ROBOT, env="brax/inverted_pendulum", total_timesteps=400_000),
+        *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured
+        replace(ROBOT, env="playground/CartpoleBalance", total_timesteps=400_000),
+        *(replace(ROBOT, env=f"playground/{task}") for task in ("CheetahRun", "WalkerWalk")),  # not yet measured
+        *(replace(CRAFTAX, env=f"craftax/Craftax-{game}Symbolic-v1") for game in ("", "Classic-")),  # not yet measured
+        replace(GRID, env="navix/Navix-Empty-5x5-v0", total_timesteps=200_000),
+        replace(GRID, env="navix/Navix-DoorKey-8x8-v0", total_timesteps=5_000_000),  # not yet measured
+        replace(GRID, env="xminigrid/MiniGrid-Empty-5x5", total_timesteps=200_000),
     )
 }
 

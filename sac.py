@@ -25,7 +25,7 @@ Run: python sac.py --env Pendulum-v1 --num-seeds 16 (--help lists every setting)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import distrax
@@ -49,7 +49,7 @@ from common.normalization import init_statistics, normalize, update_statistics
 class Config:
     """Float fields (NonNegative, Positive, Fraction) can be swept; the others are static."""
 
-    env: str = "Pendulum-v1"  # gymnax id
+    env: str = "Pendulum-v1"  # listed by python -m common.environments
     total_timesteps: int = 1_000_000  # env steps per seed, learning_starts included
     num_envs: int = 1  # parallel environments
     steps_per_iteration: int = 1_000  # env steps per record of metrics
@@ -89,6 +89,8 @@ class Config:
         return self.learning_starts + iterations * self.steps_per_iteration
 
 
+ROBOT = Config(learning_starts=5_000, critic_learning_rate=1e-3)  # as CleanRL's sac_continuous_action
+ROBOTS = ("reacher", "hopper", "halfcheetah", "walker2d", "ant")
 PRESETS: dict[str, Config] = {
     preset.env: preset
     for preset in (
@@ -105,6 +107,19 @@ PRESETS: dict[str, Config] = {
             gamma=0.98,
             hidden_sizes=(64, 64),
         ),
+        Config(
+            "brax/inverted_pendulum",
+            total_timesteps=20_000,
+            steps_per_iteration=200,
+            buffer_size=20_000,
+            batch_size=128,
+            tau=0.01,
+            actor_learning_rate=1e-3,
+            critic_learning_rate=1e-3,
+            alpha_learning_rate=1e-3,
+            hidden_sizes=(64, 64),
+        ),
+        *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured
     )
 }
 

@@ -113,16 +113,20 @@ def test_fields_of_the_replay_scripts_have_the_same_comments(script):
 
 # -- Size --------------------------------------------------------------------------------------------------------------
 
-# PPO has two kinds of actions, two kinds of observations and two normalisations.
-MOST_LINES = {"ppo": 410, "dqn": 385, "sac": 385, "td3": 385}
-MOST_WORDS = {"ppo": 1860, "dqn": 1700, "sac": 1700, "td3": 1700}
+# Without the presets, which grow with the environments. PPO has two kinds of actions, two kinds of observations and two
+# normalisations.
+MOST_LINES = {"ppo": 375, "dqn": 335, "sac": 365, "td3": 360}
+MOST_WORDS = {"ppo": 1800, "dqn": 1600, "sac": 1640, "td3": 1610}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_stays_short_and_narrow(script):
-    lines = source(script).splitlines()
+    """From the class Config to the networks stand the presets and what they share."""
+    head, rest = source(script).split("iterations * self.steps_per_iteration\n")
+    text = head + rest[rest.index("# -- Networks") :]
+    lines = text.splitlines()
     assert len(lines) <= MOST_LINES[script]
-    assert len(source(script).split()) <= MOST_WORDS[script]
+    assert len(text.split()) <= MOST_WORDS[script]
     assert len([line for line in lines if len(line) > 100]) <= 10
 
 

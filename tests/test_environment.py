@@ -414,3 +414,38 @@ def test_an_environment_can_be_made_where_everything_is_traced(name):
         return x * (space.n if hasattr(space, "n") else space.high)
 
     assert np.isfinite(jax.jit(bounds)(1.0)).all()
+
+
+# -- gymnax' own step --------------------------------------------------------------------------------------------------
+
+TEN = [
+    *("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Breakout-MinAtar", "Catch-bsuite"),
+    *("DeepSea-bsuite", "FourRooms-misc", "FrozenLake-misc", "Reacher-misc"),
+]
+
+
+@pytest.mark.parametrize("name", TEN)
+def test_every_step_is_that_of_gymnax(name):
+    """From the same State with the same key gymnax' `step` says the same, and starts the same next episode."""
+    env, (raw, params) = make_env(name), gymnax.make(name)
+    keys = jax.random.split(jax.random.key(0), (1100, 3))
+
+    def step(env_state, keys):
+        action = jax.vmap(env.action_space.sample)(keys)
+        theirs = jax.vmap(raw.step, (0, 0, 0, None))(keys, env_state.state, action, params)
+        obs, env_state, reward, terminated, truncated, info = env.step(keys, env_state, action)
+        return env_state, ((obs, env_state.state, reward, terminated, truncated, info), theirs)
+
+    obs, env_state = env.reset(keys[0])
+    raw_obs, raw_state = jax.vmap(raw.reset, (0, None))(keys[0], params)
+    np.testing.assert_array_equal(obs, env.suite._convert(raw_obs))
+    jax.tree.map(np.testing.assert_array_equal, env_state.state, raw_state)
+    _, (ours, theirs) = jax.jit(jax.lax.scan, static_argnums=0)(step, env_state, keys)
+    (obs, state, *ours, info), (raw_obs, raw_state, *theirs, raw_info) = ours, theirs
+    if name == "DeepSea-bsuite":  # sums two numbers over all episodes; here they begin anew with each
+        state, raw_state = (x.replace(total_bad_episodes=0, denoised_return=0) for x in (state, raw_state))
+    last, raw_last = info["final_observation"], raw_info["final_observation"]
+    ours = obs, last, state, *ours
+    theirs = env.suite._convert(raw_obs), env.suite._convert(raw_last), raw_state, *theirs
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), ours, theirs)
+    assert info["returned_episode"].sum() >= 3

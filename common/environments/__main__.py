@@ -13,7 +13,7 @@ def describe(name: str) -> str:
     try:
         env = make_env(name)
     except Exception as error:  # of whatever kind a suite raises
-        return f"cannot be made here: {str(error).splitlines()[0]}"
+        return str(error).splitlines()[0]
     is_discrete = hasattr(env.action_space, "n")
     actions = f"{env.action_space.n} actions" if is_discrete else f"{env.action_space.shape[0]} continuous"
     shape = "x".join(map(str, env.obs_shape)) or "scalar"

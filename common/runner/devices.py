@@ -111,7 +111,8 @@ def compile_init(make: Callable, placement: Placement, settings: Any) -> Callabl
 def compile_quickly(placement: Placement, function: Callable, *inputs: Any) -> jax.stages.Compiled:
     """Compile a function of abstract arrays that does not train."""
     is_cpu = placement.sharding.mesh.devices.flat[0].platform == "cpu"
-    return jax.jit(function).lower(*inputs).compile(compiler_options=QUICK if is_cpu else {})
+    lowered = jax.jit(function, out_shardings=placement.sharding).lower(*inputs)
+    return lowered.compile(compiler_options=QUICK if is_cpu else {})
 
 
 def compile_segment(make: Callable, placement: Placement, settings: Any, state: Any, capacity: int) -> Callable:
@@ -157,7 +158,8 @@ def make_segment(make: Callable, placement: Placement, state_bytes: int, capacit
         state, records = jax.lax.scan(train, state, jnp.arange(num_groups, dtype=jnp.int32) * size)
         return state, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), records)
 
-    return jax.jit(placement.on_devices(groups, num_shared=2), donate_argnums=1)
+    # The shardings are named since XLA would choose others for arrays without elements.
+    return jax.jit(placement.on_devices(groups, num_shared=2), donate_argnums=1, out_shardings=placement.sharding)
 
 
 def is_finite(tree: Any) -> jax.Array:

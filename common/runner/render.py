@@ -10,6 +10,7 @@ import tyro
 
 from common.environment import Environment, make_env
 from common.runner.cli import fail
+from common.runner.devices import to_host
 from common.runner.load import load
 
 
@@ -40,7 +41,7 @@ def play_episode(env: Environment, act: Any, key: jax.Array, max_steps: int) -> 
 
     states, rewards = [], []
     for step_key in step_keys:
-        states.append(jax.tree.map(lambda x: np.asarray(x[0]), env_state.state))
+        states.append(jax.tree.map(lambda x: x[0], to_host(env_state.state, 1)))
         obs, env_state, reward, done = step(step_key, obs, env_state)
         rewards.append(float(reward))
         if done:

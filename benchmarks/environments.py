@@ -1,0 +1,87 @@
+"""What environments cost: python benchmarks/environments.py [--only brax/hopper ...]
+
+For each environment: env steps per CPU-second of random actions in `--num-envs` environments, with the starts that the
+suite chooses and with a fresh start at every step; the time of a reset in steps; and CPU-seconds of compilation. Writes
+results/environments.csv.
+"""
+
+import argparse
+import csv
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import common  # noqa: F401  # before gymnax
+from common.environment import Environment, make_env
+
+ENVIRONMENTS = (
+    *("CartPole-v1", "Pendulum-v1", "Breakout-MinAtar"),
+    *("brax/inverted_pendulum", "brax/inverted_pendulum:backend=spring", "brax/hopper:backend=spring"),
+    *("craftax/Craftax-Classic-Symbolic-v1", "craftax/Craftax-Symbolic-v1"),
+    *("navix/Navix-DoorKey-8x8-v0", "xminigrid/MiniGrid-DoorKey-8x8", "pgx/minatar-breakout"),
+    *("playground/CartpoleBalance", "playground/WalkerWalk", "playground/CheetahRun"),
+)
+COLUMNS = ("environment", "reset_period", "steps_per_s", "steps_per_s_fresh", "gain", "reset_in_steps", "compile_s")
+
+
+def cpu_seconds(function) -> tuple:
+    """CPU-seconds of a call, and its result when it is there."""
+    started = time.process_time()
+    result = jax.block_until_ready(function())
+    return time.process_time() - started, result
+
+
+def speed(env: Environment, num_envs: int, seconds: float) -> tuple[float, float]:
+    """Env steps per CPU-second and CPU-seconds of compilation."""
+    keys = jax.random.split(jax.random.key(0), num_envs)
+
+    def play(env_state, key, num_steps):
+        def step(i, carry):
+            env_state, total = carry
+            keys = jax.random.split(jax.random.fold_in(key, i), num_envs)
+            actions = jax.vmap(env.action_space.sample)(keys)
+            _, env_state, reward, *_ = env.step(keys, env_state, actions)
+            return env_state, total + reward.sum()
+
+        return jax.lax.fori_loop(0, num_steps, step, (env_state, 0.0))
+
+    _, (_, env_state) = cpu_seconds(lambda: jax.jit(env.reset)(keys))
+    lowered = jax.jit(play).lower(env_state, keys[0], np.int32(1))
+    compiling, program = cpu_seconds(lowered.compile)
+    num_steps, rates = 1, []
+    while len(rates) < 3:
+        used, _ = cpu_seconds(lambda: program(env_state, keys[0], np.int32(num_steps)))  # noqa: B023
+        if used < seconds:
+            num_steps = int(np.clip(num_steps * 1.2 * seconds / max(used, 1e-3), num_steps + 1, 100 * num_steps))
+        else:
+            rates.append(num_envs * num_steps / used)
+    return float(np.median(rates)), compiling
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=ENVIRONMENTS)
+    parser.add_argument("--num-envs", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=3.0, help="CPU-seconds of each of three measurements")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "environments.csv")
+    arguments = parser.parse_args()
+    rows = []
+    for name in arguments.only:
+        env = make_env(name)
+        periods = {"chosen": env.reset_period, "fresh": 0, "never": 10**9}
+        rate, compiling = {}, {}
+        for case, period in periods.items():
+            copies = Environment(env.suite, env.max_episode_steps, period)
+            rate[case], compiling[case] = speed(copies, arguments.num_envs, arguments.seconds)
+        gain, reset_in_steps = rate["chosen"] / rate["fresh"], rate["never"] / rate["fresh"] - 1
+        rows.append([name, env.reset_period, rate["chosen"], rate["fresh"], gain, reset_in_steps, compiling["chosen"]])
+        print("  ".join(f"{x:.4g}" if isinstance(x, float) else str(x) for x in rows[-1]), flush=True)
+    with arguments.out.open("w", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *([f"{x:.4g}" if isinstance(x, float) else x for x in r] for r in rows)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""common/environments: each suite says what its own interface says, but for the ends of episodes and new starts."""
+
+import importlib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import capture, rank_promotion
+
+from common.environment import Environment, make_env
+from common.environments import __main__ as listing
+from common.environments import suites
+from common.runner.render import play_episode
+
+NUM_STEPS = 1000
+LIMITS = {"craftax": 150, "navix": 8}  # low enough that both ends happen; 40 elsewhere
+# An environment of each suite whose episodes also end by themselves, if there is one.
+SMALL = {
+    "brax": "brax/inverted_pendulum:backend=spring",
+    "craftax": "craftax/Craftax-Classic-Symbolic-v1",
+    "gymnax": "CartPole-v1",
+    "navix": "navix/Navix-Dynamic-Obstacles-5x5-v0",
+    "pgx": "pgx/minatar-breakout",
+    "playground": "playground/CartpoleBalance",
+    "xminigrid": "xminigrid/MiniGrid-EmptyRandom-5x5",
+}
+each_suite = pytest.mark.parametrize("suite", SMALL)
+
+
+@pytest.fixture(autouse=True)
+def promotion():
+    """Suites promote as they like."""
+    with rank_promotion("allow"):
+        yield
+
+
+def native(suite):
+    """The suite's own `reset(key) -> obs, state` and `step(key, state, action) -> obs, state, reward, done`."""
+    name = SMALL[suite].partition(":")[0].rpartition("/")[2]
+    if suite == "brax":
+        from brax import envs
+
+        env = envs.get_environment(name, backend="spring")
+        read = lambda state: (state.obs, state, state.reward, state.done)  # noqa: E731
+        return lambda key: read(env.reset(key))[:2], lambda key, state, action: read(env.step(state, action))
+    if suite == "craftax":
+        from craftax.craftax_env import make_craftax_env_from_name
+
+        env = make_craftax_env_from_name(name, auto_reset=False)
+        return env.reset, lambda key, state, action: env.step(key, state, action)[:4]
+    if suite == "gymnax":
+        import gymnax
+
+        env, params = gymnax.make(name)
+        step = lambda *args: [env.step_env(*args, params)[i] for i in range(4)]  # noqa: E731
+        return lambda key: env.reset_env(key, params), step
+    if suite == "navix":
+        import navix
+
+        env = navix.make(name)
+        read = lambda timestep: (timestep.observation, timestep, timestep.reward, timestep.is_done())  # noqa: E731
+        return lambda key: read(env.reset(key))[:2], lambda key, state, action: read(env.step(state, action))
+    if suite == "pgx":
+        import pgx
+
+        env = pgx.make(name)
+        read = lambda state: (state.observation, state, state.rewards[0], state.terminated)  # noqa: E731
+        return lambda key: read(env.init(key))[:2], lambda key, state, action: read(env.step(state, action, key))
+    if suite == "playground":
+        from mujoco_playground import registry
+
+        env = registry.load(name, config_overrides={"impl": "jax"})
+        read = lambda state: (state.obs, state, state.reward, state.done)  # noqa: E731
+        return lambda key: read(env.reset(key))[:2], lambda key, state, action: read(env.step(state, action))
+    import xminigrid
+
+    env, params = xminigrid.make(name)
+    read = lambda timestep: (timestep.observation, timestep, timestep.reward, timestep.last())  # noqa: E731
+    return (
+        lambda key: read(env.reset(params, key))[:2],
+        lambda key, state, action: read(env.step(params, state, action)),
+    )
+
+
+def same_observation(suite, obs):
+    """The suite's observation as the scripts get it."""
+    if suite != "xminigrid":
+        return np.asarray(obs, np.float32)
+    from xminigrid.core.constants import NUM_COLORS, NUM_TILES
+
+    return np.concatenate([np.eye(NUM_TILES)[obs[..., 0]], np.eye(NUM_COLORS)[obs[..., 1]]], axis=-1)
+
+
+@each_suite
+def test_the_stream_is_that_of_the_suite_and_a_limit_is_not_an_end(suite):
+    """Every step of 1,000 is the one that the suite's own interface makes from the same state with the same key."""
+    pytest.importorskip({"playground": "mujoco_playground"}.get(suite, suite))
+    name, limit = SMALL[suite], LIMITS.get(suite, 40)
+    env = make_env(f"{name}{',' if ':' in name else ':'}max_episode_steps={limit},reset_period=0")
+    reset, step = native(suite)
+    reset_key, *keys = jax.random.split(jax.random.key(0), NUM_STEPS + 1)
+    keys = jnp.stack(keys)
+    actions = jax.vmap(env.action_space.sample)(keys)
+
+    def script(carry, inputs):
+        (obs, env_state), (key, action) = carry, inputs
+        next_obs, next_state, *told = env.step(key[None], env_state, action[None])
+        return (next_obs, next_state), (obs, env_state.state, told)
+
+    @jax.jit
+    def play():
+        last, records = jax.lax.scan(script, env.reset(reset_key[None]), (keys, actions))
+        return jax.tree.map(lambda x, end: jnp.concatenate([x[:, 0], end]), records[:2], (last[0], last[1].state)), [
+            jax.tree.map(lambda x: x[:, 0], told) for told in records[2]
+        ]
+
+    (obs, states), (reward, terminated, truncated, info) = play()
+    step_keys, reset_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
+    before = jax.tree.map(lambda x: x[:-1], states)
+    next_obs, _, next_reward, done = one_by_one(step)(step_keys, before, actions)
+    start_obs, start_states = one_by_one(reset)(jnp.concatenate([reset_key[None], reset_keys]))
+    next_obs, done, start_obs, obs = (np.asarray(x) for x in (next_obs, done, start_obs, obs))
+    close = {"rtol": 1e-5, "atol": 1e-5}  # the same programs in another loop: all but rounding
+
+    np.testing.assert_array_equal(terminated, done.astype(bool))
+    np.testing.assert_allclose(reward, next_reward, **close)
+    np.testing.assert_allclose(info["final_observation"], same_observation(suite, next_obs), **close)
+    ended = np.asarray(terminated | truncated)
+    np.testing.assert_allclose(obs[1:][~ended], info["final_observation"][~ended], **close)
+    is_start = np.concatenate([[True], ended])
+    np.testing.assert_allclose(obs[is_start], same_observation(suite, start_obs[is_start]), **close)
+    for x, start in zip(jax.tree.leaves(states), jax.tree.leaves(start_states), strict=True):
+        x, start = (np.asarray(jax.random.key_data(y) if is_key(y) else y, np.float64) for y in (x, start))
+        np.testing.assert_allclose(x[is_start], start[is_start], **close)
+
+    length, total = 0, np.float32(0)
+    for i in range(NUM_STEPS):
+        length, total = length + 1, np.float32(total + reward[i])
+        assert (bool(truncated[i]), bool(info["returned_episode"][i])) == (length == limit, bool(ended[i]))
+        if ended[i]:
+            assert info["returned_episode_lengths"][i] == length
+            np.testing.assert_allclose(info["returned_episode_returns"][i], total, **close)
+            length, total = 0, np.float32(0)
+    ends = set(zip(np.asarray(terminated)[ended].tolist(), np.asarray(truncated)[ended].tolist(), strict=True))
+    assert (False, True) in ends
+    assert suite == "playground" or (True, False) in ends, "no episode ended by itself: the test shows too little"
+    assert not np.allclose(obs[1:][ended], info["final_observation"][ended])
+
+
+def one_by_one(function):
+    """Like vmap, but with the rounding of a single call, on which Craftax' worlds depend."""
+    return jax.jit(lambda *args: jax.lax.map(lambda x: function(*x), args))
+
+
+def is_key(x):
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+# -- Starts kept ahead -------------------------------------------------------------------------------------------------
+
+
+class Numbers:
+    """An episode shows the number that its reset drew, and ends by itself after `length` steps."""
+
+    max_episode_steps, reset_period = None, 0
+    action_space = None
+
+    def __init__(self, length):
+        self.length = length
+
+    def reset(self, key):
+        number = jax.random.uniform(key)
+        return number, (number, jnp.int32(0))
+
+    def step(self, key, state, action):
+        number, time = state
+        return number, (number, time + 1), jnp.float32(1), time + 1 >= self.length, {}
+
+
+def numbers_of(period, length, num_envs, num_steps, seed=0):
+    """Observations [num_steps + 1, num_envs] of a run."""
+    env = Environment(Numbers(length), reset_period=period)
+
+    def step(env_state, key):
+        obs, env_state, *_ = env.step(jax.random.split(key, num_envs), env_state, jnp.zeros(num_envs))
+        return env_state, obs
+
+    reset_key, step_key = jax.random.split(jax.random.key(seed))
+    obs, env_state = env.reset(jax.random.split(reset_key, num_envs))
+    _, later = jax.lax.scan(step, env_state, jax.random.split(step_key, num_steps))
+    return jnp.concatenate([obs[None], later])
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 8, 20])
+@pytest.mark.parametrize("period", [0, 1, 4, 7, 16])
+def test_episodes_of_a_period_begin_where_no_other_did(period, num_envs):
+    length = max(period, 4)
+    numbers = np.asarray(jax.jit(numbers_of, static_argnums=(0, 1, 2, 3))(period, length, num_envs, 30 * length))
+    episodes = numbers[:-1].reshape(30, length, num_envs)
+    assert (episodes == episodes[:, :1]).all(), "an episode shows the number that it began with"
+    assert len(np.unique(episodes[:, 0])) == 30 * num_envs
+
+
+def test_shorter_episodes_begin_as_the_one_before_at_most_until_the_start_is_renewed():
+    numbers = np.asarray(numbers_of(period=16, length=4, num_envs=4, num_steps=320))[:-1:4]  # of 80 episodes
+    for env in numbers.T:
+        counts = np.unique(env, return_counts=True)[1]
+        assert counts.max() <= 16 / 4
+        assert len(counts) >= 80 / 4
+
+
+def test_starts_of_a_lane_among_others_are_those_of_the_lane_alone():
+    run = lambda seed: numbers_of(period=6, length=5, num_envs=3, num_steps=100, seed=seed)  # noqa: E731
+    together = jax.jit(jax.vmap(run))(jnp.arange(3))
+    np.testing.assert_array_equal(together[2], run(2))
+
+
+def loops_around(primitive, jaxpr, num_loops=0):
+    """How many while-loops there are around each use of a primitive."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == primitive:
+            yield num_loops
+        for value in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from loops_around(primitive, inner, num_loops + (equation.primitive.name == "while"))
+
+
+@pytest.mark.parametrize(("period", "num_loops"), [(64, 1), (0, 0)])
+def test_no_start_is_computed_where_none_is_due(period, num_loops):
+    """The resets of a step stand in a loop of no or one round, also under vmap, where a cond would become a select."""
+    env = Environment(Numbers(5), reset_period=period)
+    keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed), 2))(jnp.arange(3))
+    _, env_state = jax.eval_shape(jax.vmap(env.reset), keys)
+    jaxpr = jax.make_jaxpr(jax.vmap(env.step))(keys, env_state, jnp.zeros((3, 2))).jaxpr
+    assert list(loops_around("random_bits", jaxpr)) == [num_loops]
+
+
+# -- Names and options -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere/ant", r"unknown suite 'nowhere' in 'nowhere/ant'; the suites are brax, craftax, gymnax, navix, pgx"),
+        ("gymnax/CartPole", r"unknown environment 'gymnax/CartPole'; did you mean CartPole-v1"),
+        ("CartPole-v1:", None),
+        ("CartPole-v1:limit", r"options of CartPole-v1 are written CartPole-v1:name=value,name=value, not 'limit'"),
+        ("CartPole-v1:size=8", r"CartPole-v1:size=8 cannot be made here: .*size"),
+        (
+            "CartPole-v1:max_episode_steps=0",
+            r"max_episode_steps of CartPole-v1 must be an integer of at least 1, not 0",
+        ),
+        ("CartPole-v1:reset_period=x", r"reset_period of CartPole-v1 must be an integer of at least 0, not x"),
+    ],
+)
+def test_a_name_that_is_wrong_is_refused_in_one_line(name, message):
+    if message is None:
+        assert make_env(name).max_episode_steps == 500
+        return
+    with pytest.raises(ValueError, match=f"^{message}") as caught:
+        make_env(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_reach_the_environment_its_parameters_and_the_limit():
+    assert make_env("DeepSea-bsuite:size=5").obs_shape == (5, 5)
+    assert make_env("CartPole-v1:gravity=1.5").suite.params.gravity == 1.5
+    assert make_env("CartPole-v1:max_episode_steps=7").max_episode_steps == 7
+    assert make_env("CartPole-v1:reset_period=7").reset_period == 7
+
+
+@pytest.mark.parametrize("suite", sorted(SMALL.keys() - {"gymnax"}))
+def test_a_suite_that_is_not_installed_names_what_to_install(suite, monkeypatch):
+    package = {"playground": "mujoco_playground"}.get(suite, suite)
+    for module in [name for name in importlib.sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(importlib.sys.modules, module)
+    monkeypatch.setitem(importlib.sys.modules, package, None)
+    with pytest.raises(ValueError, match=rf"^{suite}/thing needs {suite}: pip install {suite}==[\d.]+ "):
+        make_env(f"{suite}/thing")
+
+
+def test_the_list_of_requirements_is_that_of_the_suites():
+    modules = [importlib.import_module(f"common.environments.{suite}") for suite in suites() if suite != "gymnax"]
+    lines = Path(__file__).parent.parent.joinpath("requirements-environments.txt").read_text().splitlines()
+    assert sorted(module.REQUIREMENT for module in modules) == [line for line in lines if not line.startswith("#")]
+
+
+def test_all_names_can_be_listed(monkeypatch):
+    monkeypatch.setattr(listing, "suites", lambda: ["gymnax"])
+    result = capture(listing.main, "environments")
+    assert "gymnax, " in result.stdout
+    assert "\n  CartPole-v1\n" in result.stdout
+    result = capture(listing.main, "environments", "gymnax")
+    row = next(line for line in result.stdout.splitlines() if line.startswith("  Pendulum-v1 "))
+    assert row.split() == ["Pendulum-v1", "1", "continuous", "3", "float32", "200", "steps", "ppo", "sac", "td3"]
+    result = capture(listing.main, "environments", "nowhere")
+    assert (result.status, result.stderr) == (2, "error: unknown suite nowhere; the suites are gymnax\n")
+
+
+# -- Pictures ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "ending"), [("brax/reacher:backend=positional", ".html"), ("xminigrid/MiniGrid-Empty-5x5", ".gif")]
+)
+def test_an_episode_can_be_drawn(name, ending, tmp_path):
+    pytest.importorskip(name.partition("/")[0])
+    env = make_env(name)
+    zeros = jnp.zeros((1, *env.action_space.shape), env.action_space.dtype)
+    states, returns = play_episode(env, lambda obs: zeros, jax.random.key(0), 3)
+    suffix, render = env.suite.renderer()
+    path = tmp_path / f"episode{suffix}"
+    render(states, returns, str(path))
+    assert suffix == ending
+    content = path.read_bytes()
+    assert content.startswith(b"GIF8" if ending == ".gif" else b"<!DOCTYPE html>")
+    assert len(content) > 1000
