@@ -149,6 +149,18 @@ def test_the_stream_is_that_of_the_suite_and_a_limit_is_not_an_end(suite):
     assert not np.allclose(obs[1:][ended], info["final_observation"][ended])
 
 
+def test_physics_that_is_no_longer_finite_ends_the_episode():
+    pytest.importorskip("mujoco_playground")
+    suite = make_env(SMALL["playground"]).suite
+    _, state = jax.jit(suite.reset)(jax.random.key(0))
+    broken = state.replace(data=state.data.replace(qvel=state.data.qvel * jnp.nan))
+    for before, is_broken in ((state, False), (broken, True)):
+        obs, _, reward, terminated, info = jax.jit(suite.step)(jax.random.key(1), before, jnp.zeros(1))
+        assert jnp.isfinite(obs).all()
+        assert jnp.isfinite(reward)
+        assert (bool(terminated), bool(info["physics_failed"])) == (is_broken, is_broken)
+
+
 def one_by_one(function):
     """Like vmap, but with the rounding of a single call, on which Craftax' worlds depend."""
     return jax.jit(lambda *args: jax.lax.map(lambda x: function(*x), args))
@@ -245,7 +257,8 @@ def test_no_start_is_computed_where_none_is_due(period, num_loops):
     ("name", "message"),
     [
         ("nowhere/ant", r"unknown suite 'nowhere' in 'nowhere/ant'; the suites are brax, craftax, gymnax, navix, pgx"),
-        ("gymnax/CartPole", r"unknown environment 'gymnax/CartPole'; did you mean CartPole-v1"),
+        ("gymnax/CartPole", r"unknown environment 'gymnax/CartPole'; did you mean gymnax/CartPole-v1\?"),
+        ("CartPol", r"unknown environment 'CartPol'; did you mean CartPole-v1\?"),
         ("CartPole-v1:", None),
         ("CartPole-v1:limit", r"options of CartPole-v1 are written CartPole-v1:name=value,name=value, not 'limit'"),
         ("CartPole-v1:size=8", r"CartPole-v1:size=8 cannot be made here: .*size"),

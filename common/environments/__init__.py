@@ -36,6 +36,7 @@ def make_suite(name: str) -> tuple[Any, dict[str, int]]:
         names = module.names()
         if env not in names:
             near = difflib.get_close_matches(env, names, n=3) or names
+            near = [path.removesuffix(env) + name for name in near]
             raise ValueError(f"unknown environment {path!r}; did you mean {' or '.join(near)}?")
         inspect.signature(module.Suite).bind(env, **options)
         return module.Suite(env, **options), limits
