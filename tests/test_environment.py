@@ -449,3 +449,28 @@ def test_every_step_is_that_of_gymnax(name):
     theirs = env.suite._convert(raw_obs), env.suite._convert(raw_last), raw_state, *theirs
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), ours, theirs)
     assert info["returned_episode"].sum() >= 3
+
+
+@pytest.mark.parametrize(("name", "limit"), [("Pendulum-v1", 200), ("Pendulum-v1:max_episode_steps=230", 230)])
+def test_the_option_for_the_limit_may_be_more_or_less_than_gymnax_own(name, limit):
+    env = make_env(name)
+
+    def step(env_state, key):
+        _, env_state, _, _, truncated, _ = env.step(key[None], env_state, jnp.zeros((1, 1)))
+        return env_state, truncated[0]
+
+    keys = jax.random.split(jax.random.key(0), 500)
+    _, truncated = jax.lax.scan(step, env.reset(keys[:1])[1], keys)
+    np.testing.assert_array_equal(np.flatnonzero(truncated) + 1, np.arange(limit, 501, limit))
+
+
+def test_an_environment_with_a_step_of_its_own_is_refused():
+    class Stepping(Toy):
+        def step(self, *args):
+            return super().step(*args)
+
+    gymnax.register("Probe-Stepping", lambda: Stepping(spaces.Discrete(2)))
+    with pytest.raises(
+        ValueError, match=r"^Probe-Stepping has a `step` of its own; give it `step_env` and `reset_env`"
+    ):
+        make_env("Probe-Stepping")

@@ -10,6 +10,7 @@ from typing import Any
 import gymnax
 import jax
 import jax.numpy as jnp
+from gymnax.environments.environment import Environment
 
 REQUIREMENT = "gymnax==1.0.1"
 # By gymnax itself; it draws classic control with Gymnasium.
@@ -30,7 +31,11 @@ class Suite:
     reset_period = 0
 
     def __init__(self, name: str, **options: Any):
-        self.name, (_, params) = name, gymnax.make(name)
+        self.name, (env, params) = name, gymnax.make(name)
+        if type(env).step is not Environment.step and name != "DeepSea-bsuite":
+            raise ValueError(
+                f"{name} has a `step` of its own; give it `step_env` and `reset_env` instead, as gymnax does"
+            )
         fields = {field.name for field in dataclasses.fields(params)} & options.keys()
         self.env, params = gymnax.make(name, **{key: x for key, x in options.items() if key not in fields})
         self.params = params.replace(**{key: options[key] for key in fields})
@@ -38,6 +43,7 @@ class Suite:
         self.num_observations = getattr(self.env.observation_space(self.params), "n", None)  # of a Discrete space
         limit = getattr(self.params, "max_steps_in_episode", None)
         self.max_episode_steps = None if limit is None else int(limit)
+        self.has_own_rule = type(self.env).is_truncated is not Environment.is_truncated
 
     def _convert(self, obs: jax.Array) -> jax.Array:
         if self.num_observations is None:
@@ -50,10 +56,11 @@ class Suite:
         return self._convert(obs), state
 
     def step(self, key: jax.Array, state: Any, action: jax.Array):
-        """`-> obs, state, reward, terminated, info`; environments with a limit of their own say `truncated`."""
+        """`-> obs, state, reward, terminated, info`; `truncated` where the environment has a rule of its own."""
         obs, state, reward, terminated, info = self.env.step_env(key, state, action, self.params)
         info = {name: x for name, x in info.items() if name != "discount"}
-        info["truncated"] = self.env.is_truncated(state, self.params)
+        if self.has_own_rule:
+            info["truncated"] = self.env.is_truncated(state, self.params)
         return self._convert(obs), state, reward, terminated, info
 
     def renderer(self):
