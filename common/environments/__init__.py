@@ -11,6 +11,8 @@ import inspect
 import pkgutil
 from typing import Any
 
+import numpy as np
+
 LIMITS = {"max_episode_steps": 1, "reset_period": 0}  # options of every suite and their least values
 
 
@@ -45,6 +47,15 @@ def make_suite(name: str) -> tuple[Any, dict[str, int]]:
         raise ValueError(f"{path} needs {package}: pip install {module.REQUIREMENT} ({error})") from error
     except (OSError, ImportError, TypeError) as error:
         raise ValueError(f"{name} cannot be made here: {error}") from error
+
+
+def write_gif(frames: list[Any], path: str) -> None:
+    """Write images [height, width, 3] as an animation, small ones enlarged."""
+    from PIL import Image
+
+    factor = max(1, 256 // len(frames[0]))
+    first, *rest = (Image.fromarray(np.asarray(x).repeat(factor, axis=0).repeat(factor, axis=1)) for x in frames)
+    first.save(path, save_all=True, append_images=rest, duration=100)
 
 
 def _read_options(path: str, text: str) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from common.environments import write_gif
+
 REQUIREMENT = "navix==0.7.4"
 
 
@@ -41,3 +43,12 @@ class Suite:
         timestep = self.env._step(timestep, action)
         obs = timestep.observation.astype(jnp.float32)
         return obs, timestep, timestep.reward, timestep.is_termination(), {}
+
+    def renderer(self):
+        """The file's ending, and a function that writes an animation."""
+        from navix.observations import rgb
+
+        def render(states, returns, path):
+            write_gif([rgb(jax.device_put(timestep.state)) for timestep in states], path)
+
+        return ".gif", render

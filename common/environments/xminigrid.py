@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+
+from common.environments import write_gif
 
 REQUIREMENT = "xminigrid==0.9.3"
 
@@ -50,10 +51,4 @@ class Suite:
 
     def renderer(self):
         """The file's ending, and a function that writes an animation."""
-        from PIL import Image
-
-        def render(states, returns, path):
-            frames = [Image.fromarray(np.asarray(self.env.render(self.params, timestep))) for timestep in states]
-            frames[0].save(path, save_all=True, append_images=frames[1:], duration=100)
-
-        return ".gif", render
+        return ".gif", lambda states, returns, path: write_gif([self.env.render(self.params, x) for x in states], path)
