@@ -247,7 +247,7 @@ class Recorder(Probe):
     def step_env(self, key, state, action, params):
         end_key, reward_key, obs_key = jax.random.split(key, 3)
         terminated, truncated = jax.random.uniform(end_key, (2,)) < (0.25 if self.ends else 0.0)
-        reward = 3.0 * jax.random.normal(reward_key, (), jnp.float32) + jnp.sum(action) + 1.0
+        reward = 3.0 * jax.random.normal(reward_key, (), jnp.float32) + jnp.sum(action).astype(jnp.float32) + 1.0
         state = RecorderState(state.count + 1, truncated)
         return self.observe_at(state.count, obs_key), state, reward, terminated, {}
 
