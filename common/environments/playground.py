@@ -28,9 +28,11 @@ class Suite:
     """
 
     def __init__(self, name: str, impl: str = "jax"):
+        import mujoco
         from gymnax.environments import spaces
         from mujoco_playground import dm_control_suite, registry
 
+        mujoco.set_mju_user_warning(lambda message: None)  # which it would write to MUJOCO_LOG.TXT in this folder
         config = registry.get_default_config(name)
         try:
             self.env = registry.load(name, config_overrides={"impl": impl})
