@@ -37,12 +37,9 @@ from helpers import (
 )
 from matplotlib import image
 
-import common.runner.evaluation
 import common.runner.folder
 import common.runner.main
-import common.runner.prepare
 import common.runner.programs
-import common.runner.report
 import common.runner.training
 from common.runner import checkpoint
 from common.runner import folder as run_folder

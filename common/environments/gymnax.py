@@ -31,13 +31,16 @@ class Suite:
     reset_period = 0
 
     def __init__(self, name: str, **options: Any):
-        self.name, (env, params) = name, gymnax.make(name)
+        env, params = gymnax.make(name)
         if type(env).step is not Environment.step and name != "DeepSea-bsuite":
             raise ValueError(
                 f"{name} has a `step` of its own; give it `step_env` and `reset_env` instead, as gymnax does"
             )
         fields = {field.name for field in dataclasses.fields(params)} & options.keys()
-        self.env, params = gymnax.make(name, **{key: x for key, x in options.items() if key not in fields})
+        arguments = {key: x for key, x in options.items() if key not in fields}
+        if arguments:
+            env, params = gymnax.make(name, **arguments)
+        self.name, self.env = name, env
         self.params = params.replace(**{key: options[key] for key in fields})
         self.action_space = self.env.action_space(self.params)
         self.num_observations = getattr(self.env.observation_space(self.params), "n", None)  # of a Discrete space

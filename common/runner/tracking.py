@@ -76,7 +76,7 @@ class Tracker:
                 run.log({"env_steps": int(step)} | {name: x for name, x in values.items() if np.isfinite(x)})
 
     def finish(self, scores: dict[str, np.ndarray]) -> None:
-        """Write scores of the evaluation, [num_lanes] each, into the summary and close."""
+        """Write the scores of the lanes, [num_lanes] each, into the summary and close."""
         for run, lanes in self.runs:
             run.summary.update({name: float(iqm(x[lanes])) for name, x in scores.items()})
             run.finish()
