@@ -1,0 +1,276 @@
+"""Scores of the presets over many seeds: for each script and environment a raw file, a row and a curve.
+
+    python benchmarks/results.py                          # every pair that has no raw file yet
+    python benchmarks/results.py --only ppo/CartPole-v1   # this one, again, next to what is recorded
+    python benchmarks/results.py --report                 # RESULTS.md and the picture, from the raw files alone
+
+A pair is trained on seeds 0 to 19 with the preset of its script, evaluated 20 times while it trains (32 whole episodes
+for each seed) and at the end over 100 whole episodes for each seed. A training run that was stopped is continued, and
+one that has ended is not repeated: remove its folder, `runs/<script>/<env>/results`, to train it afresh. The raw file
+`results/raw/<script>-<env>.json` has the commands, every seed's curve and final score, and the machine.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from common.runner.statistics import confidence_interval, iqm  # noqa: E402
+
+FOLDER = ROOT / "benchmarks"
+RAW = FOLDER / "results" / "raw"
+FINAL_EPISODES = 100
+COLORS = {"ppo": "#0072B2", "dqn": "#D55E00", "sac": "#009E73", "td3": "#CC79A7"}  # Okabe and Ito
+STYLES = {"ppo": "-", "dqn": "--", "sac": "-.", "td3": ":"}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A script, an environment, and what is known of them."""
+
+    script: str
+    env: str
+    bar: float | None = None  # a greedy return that counts as solved
+    published: str = ""  # the best published number, its env steps and its source
+    num_seeds: int = 20
+
+    @property
+    def name(self) -> str:
+        """`ppo/CartPole-v1`."""
+        return f"{self.script}/{self.env}"
+
+    @property
+    def path(self) -> Path:
+        """The raw file."""
+        return RAW / f"{self.script}-{self.env.replace('/', '-')}.json"
+
+
+# Zoo: RL Baselines3 Zoo, one agent, deterministic evaluation. SLM: SLM-Lab 5, 4 seeds, training return.
+# blines: gymnax-blines, 1 seed, 164 rollouts with sampled actions. OPEN: PPO with tuned Adam, by which
+# rl-learned-optimization normalises.
+FAMILIES = {
+    "Classic control": [
+        Pair("ppo", "CartPole-v1", 475.0, "500 at 100k (Zoo)"),
+        Pair("dqn", "CartPole-v1", 475.0, "500 at 50k (Zoo)"),
+        Pair("ppo", "Acrobot-v1", -78.0, "-73.5 at 1M (Zoo); -78.9 at 500k (blines)"),
+        Pair("dqn", "Acrobot-v1", -77.0, "-76.6 at 100k (Zoo)"),
+        Pair("ppo", "MountainCar-v0", -112.0, "-110.4 at 1M (Zoo)"),
+        Pair("dqn", "MountainCar-v0", -102.0, "-100.8 at 120k (Zoo)"),
+        Pair("ppo", "Pendulum-v1", -160.0, "-172.2 at 100k (Zoo); -174.9 at 300k (SLM)"),
+        Pair("sac", "Pendulum-v1", -150.0, "-157.0 at 20k (Zoo); -151.0 at 300k (SLM)"),
+        Pair("td3", "Pendulum-v1", -150.0, "-151.9 at 20k (Zoo)"),
+        Pair("ppo", "MountainCarContinuous-v0", 92.0, "88.3 at 20k (Zoo, gSDE)"),
+        Pair("sac", "MountainCarContinuous-v0", 94.0, "94.7 at 50k (Zoo, gSDE)"),
+        Pair("td3", "MountainCarContinuous-v0", 94.0, "93.5 at 300k (Zoo, Ornstein-Uhlenbeck noise)"),
+    ],
+    "MinAtar, as gymnax has it": [
+        Pair("ppo", "Asterix-MinAtar", 17.0, "15.0 (OPEN), 17.8 (blines), at 10M", 5),
+        Pair("ppo", "Breakout-MinAtar", 50.0, "50.1 (OPEN), 43.4 (blines), at 10M", 5),
+        Pair("ppo", "Freeway-MinAtar", 62.0, "61.8 (OPEN), 58.8 (blines), at 10M", 5),
+        Pair("ppo", "SpaceInvaders-MinAtar", 150.0, "167 (OPEN), 132 (blines), at 10M", 5),
+        Pair("ppo", "Seaquest-MinAtar", None, "none", 5),
+        Pair("dqn", "Asterix-MinAtar", None, "none", 5),
+        Pair("dqn", "Breakout-MinAtar", None, "none", 5),
+        Pair("dqn", "Freeway-MinAtar", None, "none", 5),
+        Pair("dqn", "SpaceInvaders-MinAtar", None, "none", 5),
+        Pair("dqn", "Seaquest-MinAtar", None, "none", 5),
+    ],
+}
+PAIRS = [pair for pairs in FAMILIES.values() for pair in pairs]
+
+
+# -- Training --------------------------------------------------------------------------------------
+
+
+def train(pair: Pair, out: Path) -> dict[str, Any]:
+    """Train a pair, or continue it, and return what its raw file says."""
+    folder = out / pair.script / pair.env / "results"
+    train_command = [f"{pair.script}.py", "--env", pair.env, "--num-seeds", str(pair.num_seeds)]
+    begin = [*train_command, "--out", str(out), "--name", "results"]
+    if not (folder / "timing.json").exists():
+        call([f"{pair.script}.py", "--resume", str(folder)] if (folder / "config.json").exists() else begin)
+        (folder / "timing.json").write_bytes((folder / "summary.json").read_bytes())
+    call([f"{pair.script}.py", "--resume", str(folder), "--eval-episodes", str(FINAL_EPISODES)])
+    timed, summary, record = (
+        json.loads((folder / name).read_text()) for name in ("timing.json", "summary.json", "config.json")
+    )
+    with np.load(folder / "metrics.npz") as metrics:
+        steps, returns = metrics["eval_env_steps"], metrics["eval_episode_return"]
+    return {
+        "script": pair.script,
+        "env": pair.env,
+        "command": "python " + " ".join(train_command),
+        "final_evaluation": f"--resume RUN --eval-episodes {FINAL_EPISODES}",
+        "date": date.today().isoformat(),
+        "git_commit": record["git_commit"],
+        "config": record["config"],
+        "timing": timed["timing"],
+        **{name: summary[name] for name in ("device", "platform", "python", "packages")},
+        "eval_env_steps": steps.tolist(),
+        "eval_episode_return": [[round(float(x), 3) for x in row] for row in returns],  # [num_seeds, num_evaluations]
+        "final_episode_return": [round(x, 3) for x in summary["eval_episode_return"]["per_seed"]],  # [num_seeds]
+    }
+
+
+def call(command: list[str]) -> None:
+    """Run a script; its output is shown."""
+    print("python", *command, flush=True)
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
+
+
+# -- Report ----------------------------------------------------------------------------------------
+
+
+def statistics_of(raw: dict[str, Any], bar: float | None) -> dict[str, float]:
+    """Statistics over seeds of the final scores."""
+    scores = np.array(raw["final_episode_return"])
+    low, high = confidence_interval(scores)
+    return {
+        "iqm": float(iqm(scores)),
+        "low": float(low),
+        "high": float(high),
+        "mean": scores.mean(),
+        "min": scores.min(),
+        "num_seeds": len(scores),
+        "num_solved": int((scores >= bar).sum()) if bar is not None else 0,
+    }
+
+
+def table_row(pair: Pair, raw: dict[str, Any]) -> str:
+    """A row of RESULTS.md."""
+    x, timing = statistics_of(raw, pair.bar), raw["timing"]
+    solved = f"{x['num_solved']} of {x['num_seeds']} reach {pair.bar:g}" if pair.bar is not None else "-"
+    cells = [
+        f"[`{pair.script}.py`](results/raw/{pair.path.name})",
+        pair.env,
+        f"{raw['eval_env_steps'][-1]:,}",
+        f"{x['iqm']:.1f}",
+        f"{x['low']:.1f} to {x['high']:.1f}",
+        f"{x['mean']:.1f}",
+        f"{x['min']:.1f}",
+        solved,
+        pair.published,
+        f"{timing['wall_seconds']:.0f} s",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+INTRODUCTION = """\
+# Results
+
+Made by `python benchmarks/results.py`; `--only <script>/<environment>` repeats a row. Each row is the preset of the
+script, on seeds that no setting was chosen on. Scores are greedy returns after training, over 100 whole episodes for
+each seed: the interquartile mean (IQM) over seeds with its 95 % bootstrap interval, the mean, and the worst seed.
+The name of the script leads to the raw file with the commands, the settings, the curve and the score of every seed,
+the commit, the versions and the machine. `time` is the whole training command for all seeds together.
+
+The published numbers follow other protocols: Zoo is one agent with deterministic evaluation (RL Baselines3 Zoo), SLM
+the training return of 4 seeds (SLM-Lab 5), blines one seed with sampled actions (gymnax-blines), and OPEN the PPO by
+which rl-learned-optimization normalises."""
+HEADER = """\
+| script | environment | env steps per seed | IQM | 95 % interval | mean | worst seed | seeds | best published | time |
+|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def write_report(raws: dict[Pair, dict[str, Any]]) -> None:
+    """Write RESULTS.md and its pictures from the raw files."""
+    lines = [INTRODUCTION]
+    for family, pairs in FAMILIES.items():
+        rows = [table_row(pair, raws[pair]) for pair in pairs if pair in raws]
+        missing = [pair.name for pair in pairs if pair not in raws]
+        if rows:
+            name = f"curves-{family.split(',')[0].lower().replace(' ', '-')}.png"
+            plot(FOLDER / "results" / name, {pair: raws[pair] for pair in pairs if pair in raws})
+            lines += ["", f"## {family}", "", HEADER, *rows, "", f"![Evaluation curves](results/{name})"]
+        if missing:
+            lines += ["", f"Not measured yet: {', '.join(missing)}."]
+    (FOLDER / "RESULTS.md").write_text("\n".join(lines) + "\n")
+
+
+def plot(path: Path, raws: dict[Pair, dict[str, Any]]) -> None:
+    """A grid of evaluation curves, a panel for each environment: IQM and 95 % interval over seeds."""
+    envs = list(dict.fromkeys(pair.env for pair in raws))
+    num_columns = min(3, len(envs))
+    num_rows = -(-len(envs) // num_columns)
+    figure = Figure(figsize=(3.4 * num_columns, 2.5 * num_rows + 0.4), layout="constrained")
+    panels = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
+    for axes, env in zip(panels, envs, strict=False):
+        for pair, raw in raws.items():
+            if pair.env == env:
+                steps, returns = np.array(raw["eval_env_steps"]), np.array(raw["eval_episode_return"])
+                color, style = COLORS[pair.script], STYLES[pair.script]
+                axes.fill_between(steps, *confidence_interval(returns), color=color, alpha=0.2, linewidth=0)
+                axes.plot(steps, iqm(returns), style, color=color, linewidth=1.8, label=pair.script)
+        axes.set_title(env, fontsize="medium")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.locator_params(nbins=5)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize="small", loc="lower right")
+    for axes in panels[len(envs) :]:
+        axes.set_visible(False)
+    figure.supxlabel("environment steps per seed", fontsize="medium")
+    figure.supylabel("greedy return, IQM over seeds", fontsize="medium")
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[], help="pairs such as dqn/Acrobot-v1, trained again")
+    parser.add_argument("--report", action="store_true", help="train nothing")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs", help="folder of the training runs")
+    arguments = parser.parse_args()
+    unknown = set(arguments.only) - {pair.name for pair in PAIRS}
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(pair.name for pair in PAIRS)}")
+    RAW.mkdir(parents=True, exist_ok=True)
+    if not arguments.report:
+        for pair in PAIRS:
+            if pair.name in arguments.only or (not arguments.only and not pair.path.exists()):
+                recorded = statistics_of(read(pair), pair.bar) if pair.path.exists() else None
+                raw = train(pair, arguments.out.resolve())
+                pair.path.write_text(dump(raw))
+                show(pair, statistics_of(raw, pair.bar), recorded)
+    write_report({pair: read(pair) for pair in PAIRS if pair.path.exists()})
+
+
+def read(pair: Pair) -> dict[str, Any]:
+    """The raw file of a pair."""
+    return json.loads(pair.path.read_text())
+
+
+def dump(raw: dict[str, Any]) -> str:
+    """JSON with a line for each field, and for each seed of a curve."""
+    fields = []
+    for name, x in raw.items():
+        is_table = isinstance(x, list) and x and isinstance(x[0], list)
+        text = "[\n  " + ",\n  ".join(map(json.dumps, x)) + "\n]" if is_table else json.dumps(x)
+        fields.append(f"{json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(fields) + "\n}\n"
+
+
+def show(pair: Pair, new: dict[str, float], recorded: dict[str, float] | None) -> None:
+    """Print the new score, and whether it is within the recorded interval."""
+    print(f"{pair.name}: IQM {new['iqm']:.1f} ({new['low']:.1f} to {new['high']:.1f}), worst seed {new['min']:.1f}")
+    if recorded:
+        within = "within" if recorded["low"] <= new["iqm"] <= recorded["high"] else "OUTSIDE"
+        print(
+            f"recorded: IQM {recorded['iqm']:.1f}; the new one is {within} its interval of "
+            f"{recorded['low']:.1f} to {recorded['high']:.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
