@@ -169,3 +169,14 @@ def write_curves(path: Path, settings: dict[str, np.ndarray], curves: list[Curve
             setting = [str(values[index]) for values in settings.values()]
             for row in zip(curve.env_steps, curve.mean, curve.iqm, curve.ci_low, curve.ci_high, strict=True):
                 writer.writerow([*setting, int(row[0]), *(f"{x:.6g}" for x in row[1:])])
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read an .npz file. Raises ValueError if it is missing or damaged."""
+    try:
+        with np.load(path) as file:
+            return dict(file)
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist: the run has saved nothing yet") from None
+    except Exception as error:  # numpy and zipfile raise a wide variety
+        raise ValueError(f"{path} is damaged: {str(error).splitlines()[0] if str(error) else error!r}") from error
