@@ -18,13 +18,14 @@ from common.runner.statistics import performance_profile
 COLORS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#009E73", "#D55E00")
 STYLES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "X")
-NUM_MARKERS = 6  # on a line
+NUM_MARKERS, MARKER_SIZE = 6, 4.0  # on a line, in points
 NUM_TAUS = 101
-# Inches: a panel without its labels, and the room around it. Fixed margins leave room for labels of known width.
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, CONNECTOR, EDGE = 3.3, 2.5, 0.75, 0.55, 0.4, 0.35, 0.1
-FONT_SIZE = 9.0  # points
-LINE_HEIGHT = 1.35 * FONT_SIZE / 72  # inches
-MAX_COLUMNS, MAX_CHARACTERS = 3, 26
+LEGEND = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False, "borderpad": 0.0, "borderaxespad": 0.3}
+FONT_SIZE = 8.0  # points
+MAX_COLUMNS, MAX_CHARACTERS = 2, 22  # of panels, and of a label in a line
+# Inches: a panel, and the room around it. Margins are not left to a layout engine, which does not know of the labels.
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, CONNECTOR, EDGE = 2.7, 2.1, 0.85, 0.5, 0.35, 0.35, 0.15
+LINE_HEIGHT = 1.35 * FONT_SIZE / 72
 
 
 def plot_comparison(
@@ -39,23 +40,25 @@ def plot_comparison(
     Raises OSError if `path` cannot be written.
     """
     texts = {label: textwrap.fill(label, MAX_CHARACTERS) for label in shown}
-    margin = CONNECTOR + max(_text_width(text) for text in texts.values()) + EDGE
+    cell = LEFT + WIDTH + CONNECTOR + max(map(_text_width, texts.values())) + EDGE
+    height = max(HEIGHT, sum(map(_text_height, texts.values())))
     num_panels = len(environments) + bool(normalized)
     num_columns = min(num_panels, MAX_COLUMNS)
     num_rows = -(-num_panels // num_columns)
-    size = np.array([num_columns * (LEFT + WIDTH + margin), num_rows * (BOTTOM + HEIGHT + TOP)])
+    row_height = BOTTOM + height + TOP
+    size = np.array([num_columns * cell, num_rows * row_height])
     figure = Figure(figsize=tuple(size))
     panels = []
     for index in range(num_panels):
         row, column = divmod(index, num_columns)
-        corner = column * (LEFT + WIDTH + margin) + LEFT, (num_rows - 1 - row) * (BOTTOM + HEIGHT + TOP) + BOTTOM
-        panels.append(figure.add_axes((*(corner / size), *((WIDTH, HEIGHT) / size))))
+        corner = column * cell + LEFT, (num_rows - 1 - row) * row_height + BOTTOM
+        panels.append(figure.add_axes((*(corner / size), *((WIDTH, height) / size))))
     for axes, (env, lines) in zip(panels, environments.items(), strict=False):
         _plot_curves(axes, env, lines, texts)
     if normalized:
         _plot_profiles(panels[-1], normalized, texts)
     with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150, format=path.suffix[1:])
+        figure.savefig(temporary, dpi=200, format=path.suffix[1:])
 
 
 def _plot_curves(axes: Axes, env: str, lines: list[Line], texts: dict[str, str]) -> None:
@@ -67,10 +70,14 @@ def _plot_curves(axes: Axes, env: str, lines: list[Line], texts: dict[str, str])
             columns = (x[is_shown] for x in (curve.env_steps, curve.iqm, curve.ci_low, curve.ci_high))
             ends |= _plot_line(axes, list(texts).index(line.label), texts[line.label], *columns)
     score = "greedy evaluation" if lines[0].is_evaluated else "training"
-    axes.set_title(env, fontsize=FONT_SIZE + 1)
+    best = f", the best {len(ends)} of {len(lines)}" if len(ends) < len(lines) else ""
+    axes.set_title(env + best, fontsize=FONT_SIZE + 1)
     axes.set_xlabel("environment steps per seed", fontsize=FONT_SIZE)
-    axes.set_ylabel(f"episode return ({score})", fontsize=FONT_SIZE)
+    axes.set_ylabel(f"episode return ({score}),\nIQM over seeds with 95 % CI", fontsize=FONT_SIZE)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.locator_params(axis="x", nbins=6)
+    axes.margins(x=0.0)
+    axes.set_xlim(left=0)
     _finish(axes)
     _label_ends(axes, ends)
 
@@ -83,11 +90,11 @@ def _plot_profiles(axes: Axes, normalized: dict[str, list[np.ndarray]], texts: d
         _plot_line(axes, list(texts).index(label), texts[label], taus, *performance_profile(samples, taus))
     axes.set_title("performance profiles", fontsize=FONT_SIZE + 1)
     axes.set_xlabel(r"normalised score $\tau$", fontsize=FONT_SIZE)
-    axes.set_ylabel(r"share of scores above $\tau$", fontsize=FONT_SIZE)
+    axes.set_ylabel("share of scores above $\\tau$,\nwith 95 % CI", fontsize=FONT_SIZE)
     axes.set_ylim(-0.03, 1.03)
     _finish(axes)
     # All profiles end at 0: there is nothing to tell labels at the ends apart.
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=FONT_SIZE, handlelength=2.6)
+    axes.legend(**LEGEND, fontsize=FONT_SIZE, handlelength=2.6, handletextpad=0.4)
 
 
 def _finish(axes: Axes) -> None:
@@ -102,8 +109,8 @@ def _plot_line(
     if len(x) == 0:
         return {}
     step = max(1, len(x) // NUM_MARKERS)
-    options = {"color": COLORS[index], "linestyle": STYLES[index], "linewidth": 1.6}
-    markers = {"marker": MARKERS[index], "markersize": 4.5, "markevery": (index * step // len(COLORS), step)}
+    options = {"color": COLORS[index], "linestyle": STYLES[index], "linewidth": 1.5}
+    markers = {"marker": MARKERS[index], "markersize": MARKER_SIZE, "markevery": (index * step // len(COLORS), step)}
     axes.plot(x, y, label=text, **options, **markers)
     axes.fill_between(x, low, high, color=COLORS[index], alpha=0.18, linewidth=0)
     return {text: (index, float(x[-1]), float(y[-1]))}
@@ -115,23 +122,20 @@ def _label_ends(axes: Axes, ends: dict[str, tuple[int, float, float]]) -> None:
     if not ends:
         axes.text(0.5, 0.5, "no episode has ended", transform=axes.transAxes, ha="center", fontsize=FONT_SIZE)
         return
-    axes.margins(x=0.0)
     low, high = axes.set_ylim(axes.get_ylim())
     left, right = axes.set_xlim(axes.get_xlim())
     texts = sorted(ends, key=lambda text: ends[text][2])
-    heights = np.array([(text.count("\n") + 1) * LINE_HEIGHT / HEIGHT for text in texts])
-    wanted = np.array([(ends[text][2] - low) / (high - low) for text in texts])
-    for text, height in zip(texts, spread(wanted, heights), strict=True):
-        index, *end = ends[text]
-        end = (end[0] - left) / (right - left), (end[1] - low) / (high - low)
-        place = 1 + 0.8 * CONNECTOR / WIDTH, height
-        axes.plot(
-            *zip(end, place, strict=True), transform=axes.transAxes, clip_on=False, color=COLORS[index], linewidth=0.7
-        )
-        axes.plot(
-            *place, transform=axes.transAxes, clip_on=False, color=COLORS[index], marker=MARKERS[index], markersize=4.5
-        )
-        axes.text(1 + CONNECTOR / WIDTH + 0.01, height, text, transform=axes.transAxes, va="center", fontsize=FONT_SIZE)
+    places = np.array([((x - left) / (right - left), (y - low) / (high - low)) for _, x, y in map(ends.get, texts)])
+    panel = axes.get_window_extent().size / axes.figure.dpi
+    heights = np.array(list(map(_text_height, texts))) / panel[1]
+    x = 1 + CONNECTOR / panel[0]
+    options = {"transform": axes.transAxes, "clip_on": False}
+    for text, place, y in zip(texts, places, spread(places[:, 1], heights), strict=True):
+        color, marker = COLORS[ends[text][0]], MARKERS[ends[text][0]]
+        marker_x = 1 + 0.75 * (x - 1)
+        axes.plot([place[0], marker_x], [place[1], y], color=color, linewidth=0.7, **options)
+        axes.plot(marker_x, y, color=color, marker=marker, markersize=MARKER_SIZE, **options)
+        axes.text(x, y, text, va="center", fontsize=FONT_SIZE, **options)
 
 
 def spread(wanted: np.ndarray, heights: np.ndarray) -> np.ndarray:
@@ -149,5 +153,10 @@ def spread(wanted: np.ndarray, heights: np.ndarray) -> np.ndarray:
 
 
 def _text_width(text: str) -> float:
-    """Inches."""
+    """Of the longest line, in inches."""
     return max(TextPath((0, 0), line, size=FONT_SIZE).get_extents().width for line in text.split("\n")) / 72
+
+
+def _text_height(text: str) -> float:
+    """Inches."""
+    return (text.count("\n") + 1) * LINE_HEIGHT

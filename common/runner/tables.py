@@ -79,7 +79,7 @@ def pair_table(environments: dict[str, list[Line]], shown: list[str]) -> Table |
         rows.append([*pair, f"{probability:.3f}", _interval(low, high, 3)])
         name = "probability of improvement"
         values.append(Value(ALL if others else env, *pair, "", "", "", name, probability, low, high))
-    title = f"{where}: P(A > B), the probability that a random seed of A scores higher than one of B"
+    title = f"{where}: P(A > B), the probability that a random seed of A scores higher than one of B (ties: half)"
     return Table(title, ["A", "B", "P(A > B)", "95 % CI"], rows, values) if rows else None
 
 
