@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import tyro
 
 from common.runner import tables
 from common.runner.cli import fail
-from common.runner.comparison import MAX_LINES, Line, best_labels, by_environment, label_lines, read_lines
+from common.runner.comparison import Line, best_labels, by_environment, label_lines, read_lines
+from common.runner.notes import make_notes
 
-# Below, 95 % bootstrap intervals are too short: those of P(A > B) of two equal normal distributions leave out 0.5 with
-# 3, 5 and 8 seeds in 21, 11 and 5 % of cases.
-FEW_SEEDS = 8
 FORMATS = (".png", ".pdf", ".svg")
 
 
@@ -38,12 +37,19 @@ def main() -> None:
     arguments = tyro.cli(Arguments, prog="python -m common.runner.compare")
     try:
         compare(arguments)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         fail(str(error))
+    except OSError as error:
+        fail(f"cannot write {arguments.out}: {error.strerror}; choose another --out")
 
 
 def compare(arguments: Arguments) -> None:
-    """Read the runs, print the tables and write the files. Raises ValueError or OSError where the input is bad."""
+    """Read the runs, print the tables and write the files.
+
+    Raises:
+        ValueError: the input is bad.
+        OSError: the files cannot be written.
+    """
     path = Path(arguments.out)
     if path.suffix not in FORMATS:
         raise ValueError(f"--out {path} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
@@ -51,19 +57,11 @@ def compare(arguments: Arguments) -> None:
     bars = read_bars(arguments.bar, list(environments))
     bounds = read_bounds(arguments.bounds, list(environments))
     shown = best_labels(environments)
-    notes = make_notes(environments, shown, bounds)
-    made = []
-    for env, lines in environments.items():
-        made += [tables.score_table(env, lines, bars.get(env)), tables.pair_table({env: lines}, shown)]
-    if len(environments) > 1:
-        made.append(tables.pair_table(environments, shown))
     normalized = tables.normalized_scores(environments, bounds) if bounds.keys() == environments.keys() else {}
-    if normalized:
-        made.append(tables.aggregate_table(normalized))
-    made = [table for table in made if table]
+    made, notes = make_tables(environments, bars, shown, normalized), make_notes(environments, shown, bounds)
     for table in made:
         tables.print_table(table, path.with_suffix(".csv"))
-    print("\n" + "\n".join(f"note: {note}" for note in notes) if notes else "")
+    print("\n".join(["", *(f"note: {note}" for note in notes)]), flush=True)
 
     from common.runner.compare_plots import plot_comparison  # half a second of imports
 
@@ -74,6 +72,23 @@ def compare(arguments: Arguments) -> None:
     print(f"written to {path}, {path.with_suffix('.md')} and {path.with_suffix('.csv')}")
 
 
+def make_tables(
+    environments: dict[str, list[Line]],
+    bars: dict[str, float],
+    shown: list[str],
+    normalized: dict[str, list[np.ndarray]],
+) -> list[tables.Table]:
+    """Scores and pairs of each environment, then what is taken over all environments."""
+    made = []
+    for env, lines in environments.items():
+        made += [tables.score_table(env, lines, bars.get(env)), tables.pair_table({env: lines}, shown)]
+    if len(environments) > 1:
+        made.append(tables.pair_table(environments, shown))
+    if normalized:
+        made.append(tables.aggregate_table(normalized))
+    return [table for table in made if table]
+
+
 # -- Input -------------------------------------------------------------------------------------------------------------
 
 
@@ -81,12 +96,14 @@ def read_environments(arguments: Arguments) -> dict[str, list[Line]]:
     """The labelled lines of each environment. Raises ValueError if a run cannot be read or labels do not fit."""
     runs = [Path(run) for run in arguments.runs]
     if not runs:
-        raise ValueError("name the folders of the runs to compare")
+        raise ValueError("name the folders of the runs to compare, before the options")
     twice = next((run for i, run in enumerate(runs) if run.resolve() in [x.resolve() for x in runs[:i]]), None)
     if twice:
         raise ValueError(f"{twice} is given twice")
     if arguments.labels and len(arguments.labels) != len(runs):
         raise ValueError(f"--labels must have one label for each run: {len(runs)}, not {len(arguments.labels)}")
+    if not all(label.strip() and label.isprintable() for label in arguments.labels):
+        raise ValueError("--labels must have no label that is empty or cannot be printed")
     labels = dict(zip(runs, arguments.labels, strict=False))
     return by_environment(label_lines([line for run in runs for line in read_lines(run)], labels))
 
@@ -102,7 +119,9 @@ def read_bounds(texts: tuple[str, ...], envs: list[str]) -> dict[str, tuple[floa
     """The bounds of each environment that has some, from ENV=LOW:HIGH."""
     bounds = {}
     for env, (text, values) in _by_env("--bounds", texts, envs).items():
-        low, _, high = values.partition(":")
+        low, colon, high = values.partition(":")
+        if not colon:
+            raise ValueError(f"--bounds {text}: give {env}=LOW:HIGH")
         bounds[env] = _number("--bounds", text, low), _number("--bounds", text, high)
         if not bounds[env][0] < bounds[env][1]:
             raise ValueError(f"--bounds {text}: LOW must be less than HIGH")
@@ -130,63 +149,6 @@ def _number(option: str, text: str, number: str) -> float:
     except ValueError:
         pass
     raise ValueError(f"{option} {text}: {number!r} is not a number")
-
-
-# -- Notes -------------------------------------------------------------------------------------------------------------
-
-
-def make_notes(environments: dict[str, list[Line]], shown: list[str], bounds: dict[str, tuple]) -> list[str]:
-    """What a reader of the tables must know: how methods were scored, and what is missing."""
-    notes = []
-    for env, lines in environments.items():
-        lacking = [line.label for line in lines if not line.has_evaluation]
-        if lacking:
-            which = "no run was" if len(lacking) == len(lines) else f"not all runs were (not {_join(lacking)})"
-            notes.append(f"{env}: {which} evaluated while training; scores are training returns over the last tenth")
-        for line in lines:
-            notes += [f"{env}, {line.label}: {text}" for text in _line_notes(line)]
-        steps = sorted({line.num_steps for line in lines})
-        if len(steps) > 1:
-            notes.append(f"{env}: the runs have {steps[0]:,} to {steps[-1]:,} env steps; each is scored at its own end")
-    few = sorted(
-        {len(line.scores) for lines in environments.values() for line in lines if len(line.scores) < FEW_SEEDS}
-    )
-    if few and few != [1]:
-        notes.append(
-            f"intervals of fewer than {FEW_SEEDS} seeds are too short: they miss the truth more often than 5 %"
-        )
-    labels = list(dict.fromkeys(line.label for lines in environments.values() for line in lines))
-    if len(shown) < len(labels):
-        average = ", on average over environments" if len(environments) > 1 else ""
-        notes.append(f"the picture and P(A > B) have the best {MAX_LINES} of {len(labels)} methods, by IQM{average}")
-    partial = [x for x in labels if not all(any(y.label == x for y in lines) for lines in environments.values())]
-    if partial:
-        notes.append(f"not run in every environment, so not in what is taken over all of them: {_join(partial)}")
-    missing = [env for env in environments if env not in bounds]
-    if missing and len(environments) > 1:
-        notes.append(f"no aggregate over environments: --bounds has no ENV=LOW:HIGH for {_join(missing)}")
-    elif bounds:
-        ranges = _join([f"{low:g} and {high:g} in {env}" for env, (low, high) in bounds.items()])
-        notes.append(f"normalised scores are 0 and 1 at {ranges}")
-    return notes
-
-
-def _line_notes(line: Line) -> list[str]:
-    notes, num_seeds = [], len(line.scores)
-    if num_seeds < line.planned_seeds:
-        notes.append(f"{num_seeds} of {line.planned_seeds} seeds, the run was interrupted")
-    if num_seeds == 1:
-        notes.append("one seed, so no interval")
-    num_missing = int((line.scores != line.scores).sum())
-    if num_missing:
-        why = "diverged" if line.is_evaluated else "diverged, or no episode ended in the last tenth"
-        rule = "mean and IQM are undefined; as a share and in P(A > B) they count as the worst"
-        notes.append(f"{num_missing} of {num_seeds} seeds have no final score ({why}); {rule}")
-    return notes
-
-
-def _join(words: list[str]) -> str:
-    return ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1]
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def plot_comparison(
 
     Raises OSError if `path` cannot be written.
     """
-    texts = {label: textwrap.fill(label, MAX_CHARACTERS) for label in shown}
+    texts = {label: textwrap.fill(label.replace("$", r"\$"), MAX_CHARACTERS) for label in shown}
     cell = LEFT + WIDTH + CONNECTOR + max(map(_text_width, texts.values())) + EDGE
     height = max(HEIGHT, sum(map(_text_height, texts.values())))
     num_panels = len(environments) + bool(normalized)
@@ -83,9 +83,8 @@ def _plot_curves(axes: Axes, env: str, lines: list[Line], texts: dict[str, str])
 
 
 def _plot_profiles(axes: Axes, normalized: dict[str, list[np.ndarray]], texts: dict[str, str]) -> None:
-    every = np.concatenate([scores for samples in normalized.values() for scores in samples])
-    every = every[np.isfinite(every)]
-    taus = np.linspace(min(0.0, *every), max(1.0, *every), NUM_TAUS)
+    every = np.concatenate([[0.0, 1.0], *(scores for samples in normalized.values() for scores in samples)])
+    taus = np.linspace(np.nanmin(every), np.nanmax(every), NUM_TAUS)
     for label, samples in normalized.items():
         _plot_line(axes, list(texts).index(label), texts[label], taus, *performance_profile(samples, taus))
     axes.set_title("performance profiles", fontsize=FONT_SIZE + 1)
@@ -133,7 +132,7 @@ def _label_ends(axes: Axes, ends: dict[str, tuple[int, float, float]]) -> None:
     for text, place, y in zip(texts, places, spread(places[:, 1], heights), strict=True):
         color, marker = COLORS[ends[text][0]], MARKERS[ends[text][0]]
         marker_x = 1 + 0.75 * (x - 1)
-        axes.plot([place[0], marker_x], [place[1], y], color=color, linewidth=0.7, **options)
+        axes.plot([place[0], marker_x], [place[1], y], color=color, linewidth=0.6, alpha=0.7, **options)
         axes.plot(marker_x, y, color=color, marker=marker, markersize=MARKER_SIZE, **options)
         axes.text(x, y, text, va="center", fontsize=FONT_SIZE, **options)
 

@@ -179,4 +179,4 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist: the run has saved nothing yet") from None
     except Exception as error:  # numpy and zipfile raise a wide variety
-        raise ValueError(f"{path} is damaged: {str(error).splitlines()[0] if str(error) else error!r}") from error
+        raise ValueError(f"{path} is damaged: it is not a complete .npz file") from error
