@@ -9,7 +9,7 @@ import numpy as np
 
 from common.runner.comparison import Line
 from common.runner.folder import replacing
-from common.runner.statistics import aggregate_iqm, probability_of_improvement
+from common.runner.statistics import aggregate_iqm, probability_of_improvement, rank
 
 MAX_ROWS = 20  # rows of a table on the terminal; the files have all of them
 TEXT = ("method", "A", "B")  # columns of text; numbers stand on the right
@@ -41,7 +41,7 @@ class Table(NamedTuple):
 
 
 def score_table(env: str, lines: list[Line], bar: float | None) -> Table:
-    """Final scores of the methods of an environment."""
+    """Final scores of the methods of an environment, the best IQM first."""
     is_evaluated = lines[0].is_evaluated
     kind, what = ("evaluation", "last greedy evaluation") if is_evaluated else ("training", "last tenth of training")
     columns = ["method", "seeds", "env steps", "mean", "IQM", "95 % CI of the IQM"]
@@ -49,7 +49,7 @@ def score_table(env: str, lines: list[Line], bar: float | None) -> Table:
     largest = np.nanmax([1.0, *(np.abs(line.scores).max() for line in lines)])
     digits = 1 if largest >= 100 else 2 if largest >= 10 else 3
     rows, values = [], []
-    for line in lines:
+    for line in (lines[index] for index in rank([line.summary for line in lines])):
         x, seeds = line.summary, len(line.scores)
         row = [line.label, str(seeds), f"{line.num_steps:,}", *(_number(x[name], digits) for name in ("mean", "iqm"))]
         row.append(_interval(x["ci_low"], x["ci_high"], digits))
@@ -100,10 +100,11 @@ def normalized_scores(
 
 
 def aggregate_table(normalized: dict[str, list[np.ndarray]]) -> Table:
-    """The IQM over the normalised scores of all seeds in all environments."""
+    """The IQM over the normalised scores of all seeds in all environments, the best first."""
     rows, values = [], []
-    for label, scores in normalized.items():
-        score, low, high = aggregate_iqm(scores)
+    aggregates = {label: aggregate_iqm(scores) for label, scores in normalized.items()}
+    for label in sorted(aggregates, key=lambda label: np.nan_to_num(-aggregates[label][0], nan=np.inf)):
+        (score, low, high), scores = aggregates[label], normalized[label]
         count = sum(map(len, scores))
         rows.append([label, str(count), _number(score, 3), _interval(low, high, 3)])
         values.append(Value(ALL, label, "", "normalised", count, "", "iqm", score, low, high))
