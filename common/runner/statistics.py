@@ -147,10 +147,10 @@ def probability_of_improvement(pairs: list[tuple[np.ndarray, np.ndarray]]) -> tu
     for pair in pairs:
         a, b = (np.where(np.isnan(x), -np.inf, x) for x in pair)
         wins = np.where(a[:, None] == b, 0.5, a[:, None] > b)  # [n, m]
-        # The share that each seed has in each resample, [NUM_RESAMPLES, n] and [NUM_RESAMPLES, m].
-        weights = [rng.multinomial(len(x), np.full(len(x), 1 / len(x)), NUM_RESAMPLES) / len(x) for x in (a, b)]
+        # How often each seed is drawn in each resample, [NUM_RESAMPLES, n] and [NUM_RESAMPLES, m].
+        counts = [rng.multinomial(len(x), np.full(len(x), 1 / len(x)), NUM_RESAMPLES) for x in (a, b)]
         values.append(wins.mean())
-        resampled.append((weights[0] @ wins * weights[1]).sum(axis=1))
+        resampled.append((counts[0] @ wins * counts[1]).sum(axis=1) / wins.size)
     has_interval = all(len(x) > 1 for pair in pairs for x in pair)
     low, high = np.quantile(np.mean(resampled, axis=0), (0.025, 0.975)) if has_interval else (np.nan, np.nan)
     return float(np.mean(values)), float(low), float(high)
