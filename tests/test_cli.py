@@ -121,6 +121,13 @@ def test_every_preset_is_taken_by_its_name(script):
             assert config == preset
 
 
+def test_options_of_an_environment_keep_its_preset(script):
+    module = importlib.import_module(script)
+    for env, preset in module.PRESETS.items():
+        config, _ = parsed(script, "--env", f"{env}:max_episode_steps=7")
+        assert config == dataclasses.replace(preset, env=f"{env}:max_episode_steps=7")
+
+
 def test_presets_name_their_environment_and_differ_from_the_defaults(script):
     module = importlib.import_module(script)
     for env, preset in module.PRESETS.items():

@@ -67,7 +67,19 @@ class Lengths(environment.Environment):
         return spaces.Box(0, 10, (2,))
 
 
+class ShortOrLong(Lengths):
+    """Half of the episodes end after one step and score 0, the others end after two and score 1."""
+
+    def __init__(self):
+        super().__init__([1, 2])
+
+    def step_env(self, key, state, action, params):
+        obs, state, _, terminated, info = super().step_env(key, state, action, params)
+        return obs, state, (terminated & (state.length == 2)).astype(jnp.float32), terminated, info
+
+
 FACTORIES = {
+    "Probe-Short-Or-Long": ShortOrLong,
     "Probe-Lengths": lambda: Lengths([1, 2, 3, 9]),
     "Probe-Lengths-Without-Limit": lambda: Lengths([1, 2, 7], limit=100, named_limit=None),
     "Probe-Lengths-Before-Limit": lambda: Lengths([1, 9], named_limit=100),
@@ -117,6 +129,28 @@ def test_short_episodes_do_not_count_more_often():
     _, lengths = episodes_of("Probe-Lengths")
     for length in (1, 2, 3, LIMIT):
         assert np.mean(lengths == length) == pytest.approx(0.25, abs=0.05)
+
+
+def test_the_mean_is_that_of_all_episodes_and_not_of_those_that_finish_first():
+    """Short and long episodes are equally likely, so the mean is 0.5.
+
+    The negative control counts what finishes within two steps: 1/2 + 1/4 short episodes and 1/2 long ones for each
+    environment, a mean of 0.4.
+    """
+    returns, _ = episodes_of("Probe-Short-Or-Long")
+    assert returns.mean() == pytest.approx(0.5, abs=0.04)
+    assert first_to_finish("Probe-Short-Or-Long", num_envs=2000, num_steps=2) == pytest.approx(0.4, abs=0.04)
+
+
+def first_to_finish(name, num_envs, num_steps):
+    """Mean return of the episodes that end in the first steps of environments that begin anew."""
+    env, (reset_key, *keys) = make_env(name), jax.random.split(jax.random.key(0), num_steps + 1)
+    obs, state = jax.jit(env.reset)(jax.random.split(reset_key, num_envs))
+    step, returns = jax.jit(env.step), []
+    for key in keys:
+        obs, state, reward, terminated, truncated, _ = step(jax.random.split(key, num_envs), state, right_action(obs))
+        returns.append(np.asarray(reward)[np.asarray(terminated | truncated)])
+    return np.concatenate(returns).mean()
 
 
 @pytest.mark.parametrize("name", CONSTANT_LENGTHS)

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from common.config import NonNegative
 from common.runner import folder
-from common.runner.experiment import Experiment, Part, append_metrics
+from common.runner.experiment import EVAL_METRICS, Experiment, Part, append_metrics
 from common.runner.folder import read_metrics, read_record, replacing, write_curves, write_json, write_metrics
 from common.runner.options import Options
 from common.runner.record import check_parts, make_record, read_config, read_experiment
@@ -54,10 +54,10 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, full_disk):
 
 
 def test_a_curve_that_does_not_fit_on_the_disk_leaves_the_old_one(tmp_path, full_disk):
-    write_curves(tmp_path / "curve.csv", {}, [curve_of(3)])
+    write_curves(tmp_path / "curve.csv", {}, {"training": [curve_of(3)]})
     before = (tmp_path / "curve.csv").read_bytes()
     with pytest.raises(OSError, match="too large"):
-        write_curves(tmp_path / "curve.csv", {}, [curve_of(5000)])
+        write_curves(tmp_path / "curve.csv", {}, {"training": [curve_of(5000)]})
     assert (tmp_path / "curve.csv").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["curve.csv"]
 
@@ -69,10 +69,10 @@ def curve_of(num_points):
 
 def test_metrics_that_do_not_fit_on_the_disk_leave_the_old_ones(tmp_path, full_disk):
     lanes = {"seed": np.arange(1)}
-    write_metrics(tmp_path, np.arange(2), lanes, {"loss": np.ones((1, 2), np.float32)})
+    write_metrics(tmp_path, np.arange(2), lanes, {"loss": np.ones((1, 2), np.float32)}, {})
     with pytest.raises(OSError, match="too large"):
-        write_metrics(tmp_path, np.arange(2000), lanes, {"loss": np.zeros((1, 2000), np.float32)})
-    np.testing.assert_array_equal(read_metrics(tmp_path, np.arange(2), lanes)["loss"], [[1.0, 1.0]])
+        write_metrics(tmp_path, np.arange(2000), lanes, {"loss": np.zeros((1, 2000), np.float32)}, {})
+    np.testing.assert_array_equal(read_metrics(tmp_path, np.arange(2), lanes)[0]["loss"], [[1.0, 1.0]])
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.npz"]
 
 
@@ -136,17 +136,28 @@ def test_metrics_are_read_back_bit_by_bit_up_to_the_iteration_asked_for(tmp_path
     directory = tmp_path_factory.getbasetemp()
     metrics = {name: data.draw(hnp.arrays(dtype, shape)) for name in ("episode_return", "loss")}
     lanes = {"seed": np.arange(shape[0])}
-    write_metrics(directory, np.arange(shape[1]), lanes, metrics)
+    write_metrics(directory, np.arange(shape[1]), lanes, metrics, {})
     kept = min(kept, shape[1])
-    read = read_metrics(directory, np.arange(kept), lanes)
+    read, _ = read_metrics(directory, np.arange(kept), lanes)
     assert read.keys() == metrics.keys()
     for name, x in metrics.items():
         assert read[name].dtype == x.dtype
         assert read[name].tobytes() == x[:, :kept].tobytes()
 
 
+@pytest.mark.parametrize(("kept", "num_evaluations"), [(0, 0), (1, 0), (2, 1), (4, 1), (5, 2)])
+def test_evaluations_are_read_back_up_to_the_iteration_asked_for(tmp_path, kept, num_evaluations):
+    lanes, env_steps = {"seed": np.arange(3)}, 10 * np.arange(1, 6)
+    evaluations = {"eval_env_steps": np.array([20, 50])}
+    evaluations |= {name: np.random.default_rng(0).normal(size=(3, 2)) for name in EVAL_METRICS}
+    write_metrics(tmp_path, env_steps, lanes, metrics_of(3, 5), evaluations)
+    metrics, read = read_metrics(tmp_path, env_steps[:kept], lanes)
+    assert metrics.keys() == metrics_of(3, 5).keys()
+    assert_same_metrics(read, {name: x[..., :num_evaluations] for name, x in evaluations.items()})
+
+
 def test_metrics_file_is_plain_numpy_with_env_steps(tmp_path):
-    write_metrics(tmp_path, np.array([10, 20, 30]), {"seed": np.array([5, 6])}, metrics_of(2, 3))
+    write_metrics(tmp_path, np.array([10, 20, 30]), {"seed": np.array([5, 6])}, metrics_of(2, 3), {})
     with np.load(tmp_path / "metrics.npz") as file:
         assert set(file.files) == {"env_steps", "seed", "episode_return", "num_episodes"}
         np.testing.assert_array_equal(file["env_steps"], [10, 20, 30])
@@ -155,8 +166,8 @@ def test_metrics_file_is_plain_numpy_with_env_steps(tmp_path):
 
 def test_metrics_that_are_too_few_are_an_error_that_names_the_file(tmp_path):
     lanes = {"seed": np.arange(2)}
-    write_metrics(tmp_path, np.arange(3), lanes, metrics_of(2, 3))
-    assert read_metrics(tmp_path, np.arange(3), lanes)["num_episodes"].shape == (2, 3)
+    write_metrics(tmp_path, np.arange(3), lanes, metrics_of(2, 3), {})
+    assert read_metrics(tmp_path, np.arange(3), lanes)[0]["num_episodes"].shape == (2, 3)
     with pytest.raises(ValueError, match=r"metrics\.npz has fewer than the 4 iterations"):
         read_metrics(tmp_path, np.arange(4), lanes)
 
@@ -172,7 +183,7 @@ def test_metrics_that_are_too_few_are_an_error_that_names_the_file(tmp_path):
     ],
 )
 def test_metrics_of_another_run_are_an_error_that_names_the_file(tmp_path, env_steps, lanes):
-    write_metrics(tmp_path, np.arange(3), {"seed": np.arange(2)}, metrics_of(2, 3))
+    write_metrics(tmp_path, np.arange(3), {"seed": np.arange(2)}, metrics_of(2, 3), {})
     with pytest.raises(ValueError, match=r"metrics\.npz belongs to another run"):
         read_metrics(tmp_path, np.array(env_steps), {name: np.array(x) for name, x in lanes.items()})
 
@@ -189,7 +200,7 @@ def test_damaged_metrics_are_an_error_that_names_the_file_or_no_damage(tmp_path_
     directory = tmp_path_factory.getbasetemp()
     expected = metrics_of(3, 50)
     lanes = {"seed": np.arange(3)}
-    write_metrics(directory, np.arange(50), lanes, expected)
+    write_metrics(directory, np.arange(50), lanes, expected, {})
     raw = (directory / "metrics.npz").read_bytes()
     if data.draw(st.booleans()):
         damaged = raw[: data.draw(st.integers(0, len(raw) - 1))]
@@ -199,7 +210,7 @@ def test_damaged_metrics_are_an_error_that_names_the_file_or_no_damage(tmp_path_
         damaged = raw[:start] + noise + raw[start + len(noise) :]
     (directory / "metrics.npz").write_bytes(damaged)
     try:
-        metrics = read_metrics(directory, np.arange(50), lanes)
+        metrics, _ = read_metrics(directory, np.arange(50), lanes)
     except ValueError as error:
         assert str(directory / "metrics.npz") in str(error)  # noqa: PT017
     else:
@@ -377,7 +388,7 @@ def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path, content):
 def test_the_curve_is_written_as_csv(tmp_path):
     mean, nan = np.array([1.5, -201.125]), np.full(2, np.nan)
     curve = Curve(np.array([1000, 123_456_789]), mean[None], mean, mean + 1, nan, mean + 2)
-    write_curves(tmp_path / "curve.csv", {}, [curve])
+    write_curves(tmp_path / "curve.csv", {}, {"training": [curve]})
     with (tmp_path / "curve.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["env_step"]) for row in rows] == [1000, 123_456_789]

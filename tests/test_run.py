@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import importlib
+import itertools
 import json
 import re
 import shlex
@@ -80,6 +81,14 @@ def undisturbed(script, compilations, tmp_path_factory):
     return result, arguments, cwd / "runs" / script / ENVS[script][0] / "undisturbed"
 
 
+@pytest.fixture(scope="module")
+def undisturbed_ppo(compilations, tmp_path_factory):
+    """The folder of a run of ppo.py that was made in this process."""
+    out = tmp_path_factory.mktemp("ppo")
+    assert_finished(call("ppo", *small_run("ppo", name="undisturbed", out=str(out))))
+    return out / "ppo" / "CartPole-v1" / "undisturbed"
+
+
 @pytest.fixture
 def finished(undisturbed, tmp_path):
     """A copy of the folder of a finished run, to be resumed or damaged."""
@@ -88,6 +97,13 @@ def finished(undisturbed, tmp_path):
 
 def directory_of(script, name, env=None):
     return Path("runs", script, env or ENVS[script][0], name)
+
+
+def summary_of(directory):
+    """What summary.json says, without the time that it took."""
+    summary = json.loads((directory / "summary.json").read_text())
+    del summary["timing"]
+    return summary
 
 
 def contents(folder):
@@ -115,18 +131,21 @@ def assert_refused(result, *words):
 def test_a_run_says_what_it_does(script, undisturbed):
     result, _, _ = undisturbed
     assert_finished(result)
-    total = f"{small_config(script).total_timesteps:,}"
+    total, twice = f"{small_config(script).total_timesteps:,}", 2 * small_config(script).total_timesteps
     expected = [
         rf"{script} on {ENVS[script][0]}, seeds 0 to 1, \d+ x .+",
         rf"{total} env steps per seed in {ITERATIONS} iterations; [\d.]+ [KM]?i?B of state per lane, "
         r"at most [\d,]+ fit in [\d.]+ [GT]iB of memory",
         r"compiled in [\d.]+ s, [\d.]+ [KM]?i?B on each device",
-        rf" +[\d,]+ / {total} steps  [\d,]+ steps/s  return -?(\d+\.\d|nan)  \d+ s left",
-        rf" +{total} / {total} steps  [\d,]+ steps/s  return -?\d+\.\d  0 s left",
+        rf" +[\d,]+ / {total} steps  [\d,]+ steps/s  return -?(\d+\.\d|nan)(  greedy -?\d+\.\d)?  \d+ s left",
+        rf" +{total} / {total} steps  [\d,]+ steps/s  return -?\d+\.\d  greedy -?\d+\.\d  0 s left",
         r"greedy evaluation of 2 seeds, 2 whole episodes each:",
         r" +mean +IQM +95 % CI of the IQM +min +max",
         r" +-?\d+\.\d +-?\d+\.\d +-?\d+\.\d to -?\d+\.\d +-?\d+\.\d +-?\d+\.\d",
-        rf"results in {directory_of(script, 'undisturbed')}",
+        rf"results in {(run := directory_of(script, 'undisturbed'))}",
+        rf"  continue:    python {script}.py --resume {run} --total-timesteps {twice}",
+        rf"  draw:        python -m common.runner.render {run}",
+        rf"  compare:     python -m common.runner.compare {run} OTHER_RUN",
     ]
     lines = iter(result.stdout.splitlines())
     for pattern in expected:
@@ -170,21 +189,30 @@ def test_metrics_have_a_row_per_seed_and_a_column_per_iteration(script, undistur
     assert env_steps[-1] == config.total_timesteps
     assert metrics.keys() >= {"episode_return", "episode_length", "num_episodes"}
     assert len(metrics) > 5
+    evaluations = {name: metrics.pop(name) for name in ("eval_env_steps", "eval_episode_return", "eval_episode_length")}
     assert {name: x.shape for name, x in metrics.items()} == dict.fromkeys(metrics, (2, ITERATIONS))
     differing = [name for name, x in metrics.items() if not np.array_equal(x[0], x[1], equal_nan=True)]
     assert len(differing) >= len(metrics) // 2, f"both seeds are one, but for {differing}"
+    twentieths = -(-config.total_timesteps // 20) * np.arange(1, 20)
+    expected = [*env_steps[np.searchsorted(env_steps, twentieths)], env_steps[-1]]
+    np.testing.assert_array_equal(evaluations["eval_env_steps"], expected)
+    assert evaluations["eval_episode_return"].shape == evaluations["eval_episode_length"].shape == (2, 20)
 
 
 def test_the_learning_curve_is_a_table_and_a_picture(script, undisturbed):
     directory = undisturbed[2]
     with (directory / "curve.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
-    assert header == ["env_step", "mean", "iqm", "ci_low", "ci_high"]
-    curve = np.array(rows, float)
-    assert 1 <= len(curve) <= 100
-    assert curve[-1, 0] == small_config(script).total_timesteps
-    assert (np.diff(curve[:, 0]) > 0).all()
-    assert np.isfinite(curve).all()
+    assert header == ["return", "env_step", "mean", "iqm", "ci_low", "ci_high"]
+    assert {row[0] for row in rows} == {"training", "evaluation"}
+    for kind in ("training", "evaluation"):
+        curve = np.array([row[1:] for row in rows if row[0] == kind], float)
+        assert 1 <= len(curve) <= 100
+        assert curve[-1, 0] == small_config(script).total_timesteps
+        assert (np.diff(curve[:, 0]) > 0).all()
+        assert np.isfinite(curve).all()
+    metrics = saved_metrics(directory)
+    np.testing.assert_allclose(curve[:, 1], metrics["eval_episode_return"].mean(axis=0), rtol=1e-5)
     picture = image.imread(directory / "curve.png")
     assert picture.shape[0] > 300
     assert picture.shape[1] > 500
@@ -202,11 +230,29 @@ def test_summary_json_agrees_with_the_table(script, undisturbed):
         assert len(score["per_seed"]) == 2
         assert score["mean"] == pytest.approx(np.mean(score["per_seed"]))
         assert (score["min"], score["max"]) == (min(score["per_seed"]), max(score["per_seed"]))
-    table = result.stdout.splitlines()[-2].split()
+    lines = result.stdout.splitlines()
+    (table,) = (after.split() for line, after in itertools.pairwise(lines) if line.split()[:2] == ["mean", "IQM"])
     score = summary["eval_episode_return"]
     assert [float(table[0]), float(table[-2]), float(table[-1])] == pytest.approx(
         [score["mean"], score["min"], score["max"]], abs=0.051
     )
+
+
+def test_summary_json_says_how_fast_it_was_and_where(script, undisturbed):
+    result, _, directory = undisturbed
+    summary = json.loads((directory / "summary.json").read_text())
+    record = json.loads((directory / "config.json").read_text())
+    for name in ("device", "platform", "python", "packages"):
+        assert summary[name] == record[name]
+    timing, config = summary["timing"], small_config(script)
+    assert timing["env_steps_trained"] == 2 * (config.env_steps(ITERATIONS) - config.env_steps(0))
+    assert timing["env_steps_per_second"] == pytest.approx(
+        timing["env_steps_trained"] / timing["training_seconds"], rel=0.05, abs=0.1
+    )
+    parts = [timing[f"{name}_seconds"] for name in ("compile", "training", "evaluation")]
+    assert min(parts) > 0
+    assert sum(parts) < timing["wall_seconds"]
+    assert f"compiled in {timing['compile_seconds']:.1f} s" in result.stdout
 
 
 @one
@@ -216,6 +262,7 @@ def test_without_evaluation_there_is_no_table_but_all_files(script):
     assert "evaluation" not in result.stdout
     assert {path.name for path in directory_of(script, "quick").iterdir()} == FILES
     assert "eval_episode_return" not in json.loads((directory_of(script, "quick") / "summary.json").read_text())
+    assert not any(name.startswith("eval") for name in saved_metrics(directory_of(script, "quick")))
 
 
 def test_many_lanes_begin(folder):
@@ -282,7 +329,7 @@ def test_a_run_killed_again_and_again_ends_as_if_nothing_had_happened(script, un
     assert f"resumed {directory} at " in result.stdout
     assert {path.name for path in directory.iterdir()} == FILES, "litter is left"
     assert run_differences(directory, reference) == []
-    assert (directory / "summary.json").read_bytes() == (reference / "summary.json").read_bytes()
+    assert summary_of(directory) == summary_of(reference)
 
 
 @pytest.mark.parametrize("function", ["write_record", "print_header", "plan"])
@@ -321,13 +368,13 @@ def test_a_finished_run_can_be_lengthened(script):
     result = call(script, "--resume", str(short), *flags(total_timesteps=total, eval_episodes=0))
     assert_finished(result)
     assert run_differences(short, long) == []
-    assert (short / "summary.json").read_bytes() == (long / "summary.json").read_bytes()
+    assert summary_of(short) == summary_of(long)
     assert json.loads((short / "config.json").read_text())["config"]["total_timesteps"] == total
 
 
 def test_resuming_a_finished_run_evaluates_again_and_changes_nothing(script, undisturbed, finished):
-    unchanged = FILES - {"config.json", "curve.png", "metrics.png"}
-    before = contents(finished)
+    unchanged = FILES - {"config.json", "curve.png", "metrics.png", "summary.json"}
+    before, summary = contents(finished), summary_of(finished)
     (finished / "summary.json").unlink()
     result = call(script, "--resume", str(finished), *flags(eval_episodes=2))
     assert_finished(result)
@@ -337,6 +384,7 @@ def test_resuming_a_finished_run_evaluates_again_and_changes_nothing(script, und
     for path, content in before.items():
         if path.relative_to(finished).parts[0] in unchanged:
             assert after[path] == content, path
+    assert summary_of(finished) == summary
     assert run_differences(finished, undisturbed[2]) == []
     records = [json.loads((folder / "config.json").read_text()) for folder in (finished, undisturbed[2])]
     assert records[0]["config"] == records[1]["config"]
@@ -383,7 +431,10 @@ def test_a_signal_ends_a_run_after_its_segment_with_all_results_so_far(script, u
     assert {path.name for path in directory.iterdir()} == FILES
     assert saved_state(directory)[0] == 5
     whole = saved_metrics(undisturbed[2])
-    assert differences(saved_metrics(directory), {name: x[..., :5] for name, x in whole.items()}) == []
+    expected = {name: x[..., :5] for name, x in whole.items()}
+    is_reached = whole["eval_env_steps"] <= expected["env_steps"][-1]
+    expected |= {name: x[..., is_reached] for name, x in whole.items() if name.startswith("eval_")}
+    assert differences(saved_metrics(directory), expected) == []
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["env_steps"] == small_config(script).env_steps(5)
 
@@ -528,6 +579,8 @@ def test_bad_settings(script, changes, words, folder):
         (["--num-seeds", "100000000"], "100,000,000 lanes (seeds x settings) record about"),
         (["--sweep", "gamma=lin:0.9:0.99:1000000000"], "2,000,000,000 lanes (seeds x settings) record about"),
         (["--sweep", "gamma=lin:0.9:0.99", "--sweep-samples", "1000000000"], "2,000,000,000 lanes (seeds x"),
+        (["--eval-every", "-1"], "eval_every must be auto or a number of env steps, at least 0, not -1"),
+        (["--eval-every", "often"], "eval_every must be auto or a number of env steps, at least 0, not often"),
         (["--eval-episodes", "1000000000"], "eval_episodes = 1,000,000,000, but at most "),
         (["--num-envs", "5000000000", "--total-timesteps", "1e9"], "num_envs = 5000000000 does not fit an int32"),
         (["--coordinator", "foo"], "coordinator must be HOST:PORT"),
@@ -815,6 +868,8 @@ def test_seeds_that_diverge_are_named(script, env):
     result = call(script, *small_run(script, env=env, seed=5, name="wild", learning_rate=1e30))
     assert_finished(result)
     assert "): seed 5, seed 6\n" in result.stdout
+    said = re.findall(r"diverged by [\d,]+ env steps \(a metric is not finite\): (.+)\n", result.stdout)
+    assert sorted(", ".join(said).split(", ")) == ["seed 5", "seed 6"]
     directory = directory_of(script, "wild", env)
     summary = json.loads((directory / "summary.json").read_text(), parse_constant=pytest.fail)
     assert summary["diverged_seeds"] == [5, 6]
@@ -870,6 +925,37 @@ def test_evaluation_in_batches_of_episodes_where_memory_is_short(monkeypatch):
     assert whole != batches, "the batches have episodes of their own"
 
 
+@pytest.mark.parametrize(
+    ("eval_every", "iterations"),
+    [("auto", range(2, 41, 2)), ("0", [40]), ("300", [10, 19, 29, 38, 40]), ("1", range(1, 41)), ("1e9", [40])],
+)
+def test_evaluation_happens_when_it_is_asked_for_and_changes_nothing(eval_every, iterations, undisturbed_ppo):
+    """Training, and the evaluation at the end, are bit for bit the same however often it is evaluated before."""
+    assert_finished(call("ppo", *small_run("ppo", name="often", eval_every=eval_every)))
+    often = directory_of("ppo", "often")
+    state, metrics = saved_state(often), saved_metrics(often)
+    expected_state, expected = saved_state(undisturbed_ppo), saved_metrics(undisturbed_ppo)
+    assert differences(state[1], expected_state[1]) == []
+    assert set(differences(metrics, expected)) <= {"eval_env_steps", "eval_episode_return", "eval_episode_length"}
+    config = small_config("ppo")
+    np.testing.assert_array_equal(metrics["eval_env_steps"], [config.env_steps(i) for i in iterations])
+    assert summary_of(often) == summary_of(undisturbed_ppo)
+    shared = np.isin(expected["eval_env_steps"], metrics["eval_env_steps"])
+    of_shared = np.isin(metrics["eval_env_steps"], expected["eval_env_steps"])
+    np.testing.assert_array_equal(
+        metrics["eval_episode_return"][:, of_shared], expected["eval_episode_return"][:, shared]
+    )
+    score = summary_of(often)["eval_episode_return"]["per_seed"]
+    np.testing.assert_array_equal(metrics["eval_episode_return"][:, -1], score)
+
+
+def test_each_evaluation_plays_other_episodes():
+    """With a learning rate of 0 the policy stays the same, and its scores differ all the same."""
+    assert_finished(call("ppo", *small_run("ppo", name="still", learning_rate=0.0)))
+    returns = saved_metrics(directory_of("ppo", "still"))["eval_episode_return"]
+    assert all(len(set(row)) > 3 for row in returns)
+
+
 def test_an_evaluation_that_fails_leaves_the_results_of_training(monkeypatch):
     def fails(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.")
@@ -877,9 +963,8 @@ def test_an_evaluation_that_fails_leaves_the_results_of_training(monkeypatch):
     monkeypatch.setattr(common.runner.programs.Programs, "evaluate", fails)
     result = call("ppo", *small_run("ppo", name="unlucky"))
     assert result.status == 0, result
-    assert result.stderr == (
-        "warning: no evaluation: RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.; lower --eval-episodes\n"
-    )
+    warning = "warning: no evaluation: RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.; lower --eval-episodes\n"
+    assert result.stderr == 20 * warning
     directory = directory_of("ppo", "unlucky")
     assert {path.name for path in directory.iterdir()} == FILES
     assert "eval_episode_return" not in json.loads((directory / "summary.json").read_text())

@@ -4,14 +4,13 @@ import argparse
 import dataclasses
 import shlex
 import sys
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import tyro
 
 from common.runner import folder
-from common.runner.options import FIXED, Options, check_options
+from common.runner.options import FIXED, Options, check_options, parse_integer
 from common.runner.record import read_config
 
 
@@ -22,8 +21,8 @@ def fail(message: str, status: int = 2) -> NoReturn:
 
 
 def find_preset(config_class: type, presets: dict[str, Any], env: str) -> Any:
-    """The default Config of an environment."""
-    return presets.get(env) or dataclasses.replace(config_class(), env=env)
+    """The default Config of an environment; options behind a colon do not change which preset it takes."""
+    return dataclasses.replace(presets.get(env.partition(":")[0], config_class()), env=env)
 
 
 def parse(script: str, config_class: type, presets: dict[str, Any]) -> tuple[Any, Options]:
@@ -86,22 +85,12 @@ def _registry() -> tyro.constructors.ConstructorRegistry:
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,
             metavar="INT",
-            instance_from_str=lambda words: _integer(words[0]),
+            instance_from_str=lambda words: parse_integer(words[0]),
             is_instance=lambda x: isinstance(x, int),
             str_from_instance=lambda x: [str(x)],
         )
 
     return registry
-
-
-def _integer(text: str) -> int:
-    try:
-        number = Decimal(text)
-        if number.is_finite() and number.adjusted() < 20 and number == int(number):
-            return int(number)
-    except InvalidOperation:
-        pass
-    raise ValueError(f"{text} is not an integer, or too large")
 
 
 def _check_unchanged(directory: str, saved: tuple[Any, Any], given: tuple[Any, Any]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from common.runner import folder
 from common.runner.experiment import Part
-from common.runner.statistics import Curve, confidence_interval, final_return, iqm, learning_curve, rank, summarize
+from common.runner.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
 
 MAX_LINES = 6  # methods in the picture and in the table of pairs
 MAX_FIELDS = 2  # settings in a label; runs that differ in more are told apart by the names of their folders
@@ -59,9 +59,7 @@ class Line:
         """The learning curve over seeds."""
         if not self.is_evaluated:
             return learning_curve(*(self.metrics[name] for name in ("env_steps", "episode_return", "num_episodes")))
-        returns = self.metrics["eval_episode_return"]
-        statistics = returns.mean(axis=0), iqm(returns), *confidence_interval(returns)
-        return Curve(self.metrics["eval_env_steps"], returns, *statistics)
+        return evaluation_curve(self.metrics["eval_env_steps"], self.metrics["eval_episode_return"])
 
 
 # -- Reading -----------------------------------------------------------------------------------------------------------

@@ -4,13 +4,18 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from common.runner.options import Options
+from common.runner.options import Options, parse_integer
+
+EVAL_STEPS, EVAL_METRICS = "eval_env_steps", ("eval_episode_return", "eval_episode_length")
+MAX_NAMES = 20  # lanes in a list
+NUM_EVALUATIONS = 20  # of a run, with --eval-every auto
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,11 @@ class Experiment:
         setting = self.name_setting(lane // self.options.num_seeds)
         return f"seed {self.lane_seeds[lane]}" + (f" at {setting}" if setting else "")
 
+    def name_lanes(self, lanes: np.ndarray) -> str:
+        """`seed 3, seed 5`; after MAX_NAMES lanes only how many more."""
+        names = [self.name_lane(lane) for lane in lanes[:MAX_NAMES]]
+        return ", ".join(names) + (f" and {len(lanes) - MAX_NAMES} more" if len(lanes) > MAX_NAMES else "")
+
     def make_lane(self, settings: dict[str, jax.Array]) -> Any:
         """The Algorithm of one lane; settings: swept field -> []."""
         return self.make(dataclasses.replace(self.config, **settings))
@@ -84,6 +94,16 @@ class Experiment:
     def env_steps(self, num_iterations: int) -> np.ndarray:
         """Env steps of one lane at the end of each of the first iterations, int64 [num_iterations]."""
         return np.array([self.config.env_steps(i + 1) for i in range(num_iterations)], np.int64)
+
+    @cached_property
+    def evaluated_iterations(self) -> np.ndarray:
+        """Numbers of iterations after which the lanes are evaluated while training runs, the end not included."""
+        steps, every = self.env_steps(self.config.num_iterations), self.options.eval_every
+        interval = -(-steps[-1] // NUM_EVALUATIONS) if every == "auto" else parse_integer(every)
+        if interval == 0 or self.options.eval_episodes == 0:
+            return np.empty(0, int)
+        passed = np.diff(steps // interval, prepend=self.config.env_steps(0) // interval) > 0
+        return np.flatnonzero(passed[:-1]) + 1
 
 
 class Part(NamedTuple):
@@ -111,24 +131,47 @@ class Progress(NamedTuple):
     iteration: int
     state: Any  # of its lanes, with padding
     metrics: dict[str, np.ndarray]  # [num_lanes, iteration]; empty at the start
+    evaluations: dict[str, np.ndarray]  # eval_env_steps [n], the others [num_lanes, n]; empty before the first one
 
 
 class Result(NamedTuple):
     """What the report needs of a part, or of all lanes."""
 
     metrics: dict[str, np.ndarray]  # [num_lanes, num_iterations]
+    evaluations: dict[str, np.ndarray]  # while training and at the end, as in Progress
     scores: dict[str, np.ndarray]  # [num_lanes]: is_healthy (parameters are finite), and those of the evaluation
 
 
 def join_results(results: list[Result]) -> Result:
-    """Concatenate the lanes of all parts. A score that a part lacks is left out."""
+    """Concatenate the lanes of all parts. A score or an evaluation that a part lacks is left out."""
 
-    def join(name: str) -> dict[str, np.ndarray]:
-        trees = [getattr(result, name) for result in results]
+    def join(trees: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         names = [key for key in trees[0] if all(key in tree for tree in trees)]
         return {key: np.concatenate([tree[key] for tree in trees]) for key in names}
 
-    return Result(join("metrics"), join("scores"))
+    evaluations = [dict(result.evaluations) for result in results]
+    env_steps = [x.pop(EVAL_STEPS, np.empty(0, np.int64)) for x in evaluations]
+    common = reduce(np.intersect1d, env_steps)
+    shown = [
+        {name: x[:, np.isin(steps, common)] for name, x in tree.items()}
+        for steps, tree in zip(env_steps, evaluations, strict=True)
+    ]
+    joined = {EVAL_STEPS: common} | join(shown) if len(common) else {}
+    return Result(join([x.metrics for x in results]), joined, join([x.scores for x in results]))
+
+
+def append_evaluation(
+    evaluations: dict[str, np.ndarray], env_steps: int, scores: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Add the scores [num_lanes] of an evaluation after so many env steps; it replaces one made there before."""
+    before = until(evaluations, env_steps - 1)
+    new = {EVAL_STEPS: np.array([env_steps])} | {name: scores[name][:, None] for name in EVAL_METRICS}
+    return {name: np.concatenate([before[name], x], axis=-1) if before else x for name, x in new.items()}
+
+
+def until(evaluations: dict[str, np.ndarray], env_steps: int) -> dict[str, np.ndarray]:
+    """The evaluations after at most so many env steps."""
+    return {name: x[..., evaluations[EVAL_STEPS] <= env_steps] for name, x in evaluations.items()}
 
 
 def append_metrics(metrics: dict[str, np.ndarray], records: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from common.runner.experiment import Part
+from common.runner.experiment import EVAL_METRICS, EVAL_STEPS, Part, until
 from common.runner.options import Options
 from common.runner.record import Record, parse_record
 from common.runner.statistics import Curve
@@ -107,7 +107,11 @@ def read_record(directory: Path) -> Record:
 
 
 def write_metrics(
-    directory: Path, env_steps: np.ndarray, lanes: dict[str, np.ndarray], metrics: dict[str, np.ndarray]
+    directory: Path,
+    env_steps: np.ndarray,
+    lanes: dict[str, np.ndarray],
+    metrics: dict[str, np.ndarray],
+    evaluations: dict[str, np.ndarray],
 ) -> None:
     """Write metrics.npz.
 
@@ -115,14 +119,26 @@ def write_metrics(
         env_steps: [num_iterations].
         lanes: what each lane is, `seed` and swept fields, [num_lanes].
         metrics: [num_lanes, num_iterations].
+        evaluations: EVAL_STEPS [num_evaluations], EVAL_METRICS [num_lanes, num_evaluations]; or empty.
     """
-    write_arrays(directory / "metrics.npz", {"env_steps": env_steps} | lanes | metrics)
+    write_arrays(directory / "metrics.npz", {"env_steps": env_steps} | lanes | metrics | evaluations)
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write an .npz file."""
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read an .npz file. Raises ValueError if it is missing or damaged."""
+    try:
+        with np.load(path) as file:
+            return dict(file)
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist: the run has saved nothing yet") from None
+    except Exception as error:  # numpy and zipfile raise a wide variety
+        raise ValueError(f"{path} is damaged: it is not a complete .npz file") from error
 
 
 def read_evaluation(directory: Path) -> dict[str, np.ndarray]:
@@ -134,8 +150,10 @@ def read_evaluation(directory: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{directory} is empty: do all processes have the same --out?") from error
 
 
-def read_metrics(directory: Path, env_steps: np.ndarray, lanes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The metrics of the first iterations of a run, [num_lanes, num_iterations] each.
+def read_metrics(
+    directory: Path, env_steps: np.ndarray, lanes: dict[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The metrics and the evaluations of the first iterations of a run, as for `write_metrics`.
 
     Args:
         env_steps, lanes: what the file must say, as for `write_metrics`; it may have more iterations.
@@ -153,30 +171,25 @@ def read_metrics(directory: Path, env_steps: np.ndarray, lanes: dict[str, np.nda
         raise ValueError(f"{path} has fewer than the {num_iterations} iterations of the checkpoint")
     expected = {"env_steps": env_steps} | lanes
     is_same = all(name in arrays and np.array_equal(arrays[name][: len(x)], x) for name, x in expected.items())
+    evaluations = {name: arrays.pop(name) for name in (EVAL_STEPS, *EVAL_METRICS) if name in arrays}
     metrics = {name: x[:, :num_iterations] for name, x in arrays.items() if x.ndim == 2}
     num_lanes = len(lanes.get("seed", ()))
     if not is_same or any(x.shape != (num_lanes, num_iterations) for x in metrics.values()):
         raise ValueError(f"{path} belongs to another run")
-    return metrics
+    return metrics, until(evaluations, int(np.max(env_steps, initial=0)))
 
 
-def write_curves(path: Path, settings: dict[str, np.ndarray], curves: list[Curve]) -> None:
-    """Write the learning curve over the seeds of each setting as CSV; settings name -> [num_settings], or empty."""
+def write_curves(path: Path, settings: dict[str, np.ndarray], curves: dict[str, list[Curve]]) -> None:
+    """Write learning curves over the seeds of each setting as CSV.
+
+    Args:
+        settings: name -> [num_settings], or empty.
+        curves: what their returns are, `training` or `evaluation`, -> one curve for each setting.
+    """
     with replacing(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*settings, "env_step", "mean", "iqm", "ci_low", "ci_high"])
-        for index, curve in enumerate(curves):
+        writer.writerow([*settings, "return", "env_step", "mean", "iqm", "ci_low", "ci_high"])
+        for index, (kind, curve) in ((i, (kind, x)) for kind, of_kind in curves.items() for i, x in enumerate(of_kind)):
             setting = [str(values[index]) for values in settings.values()]
             for row in zip(curve.env_steps, curve.mean, curve.iqm, curve.ci_low, curve.ci_high, strict=True):
-                writer.writerow([*setting, int(row[0]), *(f"{x:.6g}" for x in row[1:])])
-
-
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Read an .npz file. Raises ValueError if it is missing or damaged."""
-    try:
-        with np.load(path) as file:
-            return dict(file)
-    except FileNotFoundError:
-        raise ValueError(f"{path} does not exist: the run has saved nothing yet") from None
-    except Exception as error:  # numpy and zipfile raise a wide variety
-        raise ValueError(f"{path} is damaged: it is not a complete .npz file") from error
+                writer.writerow([*setting, kind, int(row[0]), *(f"{x:.6g}" for x in row[1:])])

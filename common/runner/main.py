@@ -16,6 +16,7 @@ from common.runner.prepare import Prepared, prepare
 from common.runner.programs import plan
 from common.runner.progress import print_header
 from common.runner.stop import StopSignal
+from common.runner.timing import Timing
 from common.runner.tracking import Tracker
 from common.runner.training import Run, write_record
 
@@ -28,6 +29,7 @@ def run(script: str, config_class: type, presets: dict[str, Any], make: Callable
     Exits with status 2 and one line on stderr if the input is bad, with 128 + signal after Ctrl-C or SIGTERM, and
     with 1 if memory runs out or another process ended before its lanes did.
     """
+    timing = Timing()
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", str(CACHE))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -39,7 +41,7 @@ def run(script: str, config_class: type, presets: dict[str, Any], make: Callable
         raise SystemExit(128 + signal.SIGINT) from None
     with StopSignal() as stop:
         try:
-            begun = begin(prepared, stop)
+            begun = begin(prepared, stop, timing)
             results = begun.train_parts()
             if not stop.received or (results and len(begun.parts) == 1):
                 begun.conclude(results, find_preset(config_class, presets, prepared.experiment.config.env))
@@ -66,7 +68,7 @@ def refuse(error: Exception) -> NoReturn:
     fail(str(error))
 
 
-def begin(prepared: Prepared, stop: StopSignal) -> Run:
+def begin(prepared: Prepared, stop: StopSignal, timing: Timing) -> Run:
     """Write the record of a new run, plan the parts and compile."""
     experiment, directory = prepared.experiment, prepared.directory
     if not experiment.options.resume:  # before compiling, so that a run killed meanwhile can be resumed
@@ -79,5 +81,6 @@ def begin(prepared: Prepared, stop: StopSignal) -> Run:
         if not experiment.options.resume:
             folder.discard(directory)
         raise
+    timing.compiling = programs.compile_seconds
     tracker = Tracker(experiment, directory, prepared.wandb_id)
-    return Run(experiment, directory, prepared.abstract_state, programs, parts, tracker, stop)
+    return Run(experiment, directory, prepared.abstract_state, programs, parts, tracker, stop, timing)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -18,7 +19,8 @@ class Options:
     sweep_samples: int = 0  # number of random settings drawn from the ranges of --sweep; 0: train the whole grid
     out: str = "runs"  # results go to OUT/<script>/<env>/NAME
     name: str = ""  # folder of this run; empty: date and time
-    eval_episodes: int = 32  # greedy episodes per seed at the end; 0: no evaluation
+    eval_episodes: int = 32  # greedy episodes per seed in each evaluation; 0: no evaluation
+    eval_every: str = "auto"  # env steps per seed between evaluations; auto: a twentieth of the run; 0: only at the end
     eval_max_steps: int = 10_000  # steps after which a greedy episode is cut, if the environment has no lower limit
     checkpoint_every: float = 60.0  # seconds between checkpoints; 0: after every iteration; the end is always saved
     checkpoint_buffer: bool = True  # save the replay buffer too; without it files are small but resuming is not exact
@@ -38,6 +40,17 @@ FIXED = ("num_seeds", "seed", "sweep", "sweep_samples", "lanes_per_batch", "out"
 PROCESS = ("resume", "coordinator", "num_processes", "process_id")
 
 
+def parse_integer(text: str) -> int:
+    """Read 1000000, 1_000_000 or 1e6. Raises ValueError for anything else."""
+    try:
+        number = Decimal(text)
+        if number.is_finite() and number.adjusted() < 20 and number == int(number):
+            return int(number)
+    except InvalidOperation:
+        pass
+    raise ValueError(f"{text} is not an integer, or too large")
+
+
 def check_options(options: Options) -> None:
     """Raise ValueError, naming the option, if one has a value that cannot be used."""
     if options.num_seeds < 1:
@@ -47,6 +60,8 @@ def check_options(options: Options) -> None:
     for name in ("sweep_samples", "eval_episodes", "devices"):
         if getattr(options, name) < 0:
             raise ValueError(f"{name} must not be negative, not {getattr(options, name)}")
+    if options.eval_every != "auto":
+        _check_interval(options.eval_every)
     if options.eval_max_steps < 1:
         raise ValueError(f"eval_max_steps must be at least 1, not {options.eval_max_steps}")
     if not 0 <= options.checkpoint_every < float("inf"):
@@ -57,6 +72,15 @@ def check_options(options: Options) -> None:
     if options.name in (".", "..") or "/" in options.name or not options.name.isprintable():
         raise ValueError(f"name must be the name of one folder, not {options.name!r}; --out says where it is")
     _check_processes(options)
+
+
+def _check_interval(text: str) -> None:
+    try:
+        is_valid = parse_integer(text) >= 0
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise ValueError(f"eval_every must be auto or a number of env steps, at least 0, not {text}")
 
 
 def _check_processes(options: Options) -> None:

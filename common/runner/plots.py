@@ -12,6 +12,7 @@ from common.runner.statistics import Curve
 
 MAX_LINES = 6  # curves of a sweep, those of the best settings
 QUARTILES = (0.25, 0.5, 0.75)
+KINDS = {"training": "training return", "evaluation": "greedy evaluation"}
 SCORE = "episode return, IQM over seeds"
 
 
@@ -25,13 +26,18 @@ def _style(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def plot_curve(path: Path, curve: Curve, title: str) -> None:
+def plot_curve(path: Path, curves: dict[str, Curve], title: str) -> None:
     """Write the IQM over seeds with its 95 % interval and a thin line for each seed.
+
+    Args:
+        curves: `training` and, if there is one, `evaluation`, which is then shown instead; the IQM of the training
+            return is a thin line beside it.
 
     Raises OSError if `path` cannot be written.
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
+    curve = curves.get("evaluation", curves["training"])
     for returns in curve.returns:
         axes.plot(curve.env_steps, returns, color="tab:blue", linewidth=0.5, alpha=0.35)
     num_seeds = len(curve.returns)
@@ -39,23 +45,33 @@ def plot_curve(path: Path, curve: Curve, title: str) -> None:
         axes.fill_between(
             curve.env_steps, curve.ci_low, curve.ci_high, color="tab:blue", alpha=0.25, linewidth=0, label="95 % CI"
         )
-    label = f"IQM of {num_seeds} seeds" if num_seeds > 1 else "one seed"
+    kind = KINDS["evaluation" if "evaluation" in curves else "training"]
+    label = f"{kind}, IQM of {num_seeds} seeds" if num_seeds > 1 else f"{kind}, one seed"
     axes.plot(curve.env_steps, curve.iqm, color="tab:blue", linewidth=2, label=label)
-    axes.set(title=title, xlabel="environment steps per seed", ylabel="episode return (training)")
+    if "evaluation" in curves:
+        training = curves["training"]
+        axes.plot(training.env_steps, training.iqm, color="tab:orange", linewidth=1, label=KINDS["training"], zorder=1)
+    axes.set(title=title, xlabel="environment steps per seed", ylabel="episode return")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.legend(frameon=False)
     _style(axes)
     _save(figure, path)
 
 
-def plot_curves(path: Path, names: list[str], curves: list[Curve], ranking: list[int], title: str) -> None:
-    """Write the IQM over seeds of the best settings of a sweep; names: of the settings; ranking: the best first.
+def plot_curves(path: Path, names: list[str], curves: dict[str, list[Curve]], ranking: list[int], title: str) -> None:
+    """Write the IQM over seeds of the best settings of a sweep, of the evaluation if there is one.
+
+    Args:
+        names: of the settings.
+        curves: `training` and, if there is one, `evaluation`, one curve for each setting.
+        ranking: the settings, best first.
 
     Raises OSError if `path` cannot be written.
     """
     figure = Figure(figsize=(7, 5.4), layout="constrained")
     axes = figure.add_subplot()
-    shown = ranking[:MAX_LINES]
+    kind = "evaluation" if "evaluation" in curves else "training"
+    curves, shown = curves[kind], ranking[:MAX_LINES]
     for rank, index in enumerate(shown):
         color = f"C{rank}"
         axes.plot(curves[index].env_steps, curves[index].iqm, color=color, label=names[index])
@@ -64,7 +80,7 @@ def plot_curves(path: Path, names: list[str], curves: list[Curve], ranking: list
         )
     if len(shown) < len(ranking):
         title = f"{title}, the best {len(shown)} of {len(ranking)} settings"
-    axes.set(title=title, xlabel="environment steps per seed", ylabel="episode return (training), IQM over seeds")
+    axes.set(title=title, xlabel="environment steps per seed", ylabel=f"episode return ({KINDS[kind]}), IQM over seeds")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.legend(loc="outside lower center", frameon=False, fontsize="small")
     _style(axes)

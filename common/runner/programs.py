@@ -22,7 +22,7 @@ MAX_SEGMENT = 256  # iterations in one segment
 class Programs:
     """Initialisation, training and evaluation of `num_lanes` lanes, the same programs for every part.
 
-    They are compiled in threads: initialisation in parallel with training, evaluation while training runs.
+    Initialisation and evaluation are compiled in a thread, in parallel with training.
     """
 
     def __init__(self, experiment: Experiment, abstract_state: Any, num_lanes: int, num_devices: int):
@@ -31,6 +31,7 @@ class Programs:
         self.capacity = min(experiment.config.num_iterations, MAX_SEGMENT)  # iterations in a call
         settings = {name: jax.ShapeDtypeStruct((), x.dtype) for name, x in experiment.settings.items()}
         self.settings, self.state = self.placement.abstract((settings, abstract_state))
+        self.compile_seconds = 0.0
         self.threads = ThreadPoolExecutor(max_workers=1)
 
     def inputs(self, part: Part) -> tuple[dict[str, jax.Array], jax.Array]:
@@ -51,9 +52,12 @@ class Programs:
         started = time.perf_counter()
         if not self.experiment.options.resume:
             _ = self.init
+        if self.experiment.options.eval_episodes:
+            _ = self.evaluation
         segment = compile_segment(self.experiment.make_lane, self.placement, self.settings, self.state, self.capacity)
-        elapsed, used = time.perf_counter() - started, format_bytes(program_bytes(segment))
-        print(f"compiled in {elapsed:.1f} s, {used} on each device", flush=True)
+        self.compile_seconds = time.perf_counter() - started
+        used = format_bytes(program_bytes(segment))
+        print(f"compiled in {self.compile_seconds:.1f} s, {used} on each device", flush=True)
         return segment
 
     def share_of_memory(self, program: jax.stages.Compiled) -> float:
@@ -63,36 +67,34 @@ class Programs:
 
     @cached_property
     def evaluation(self) -> Future:
-        """Future of the compiled `(settings, State, keys, batch) -> episodes` and its episodes per lane."""
+        """Future of the compiled `(settings, State, keys, iteration, batch) -> episodes` and its episodes per lane."""
         return self.threads.submit(self._compile_evaluation)
-
-    def start_compiling_evaluation(self) -> None:
-        """Compile the evaluation, if there will be one, while training runs."""
-        if self.experiment.options.eval_episodes:
-            _ = self.evaluation
 
     def _compile_evaluation(self) -> tuple[Callable, int]:
         num_episodes = self.experiment.options.eval_episodes
         keys = self.placement.abstract(jax.eval_shape(jax.random.key, 0))
         while True:
 
-            def play(settings, state, key, batch, num_episodes=num_episodes):
+            def play(settings, state, key, iteration, batch, num_episodes=num_episodes):
                 # Training folds nothing into a lane's key, so evaluation never uses a key of training.
-                key = jax.random.fold_in(key, np.uint32(2**32 - 1) - batch)
+                for number in (np.uint32(2**32 - 1), iteration, batch):
+                    key = jax.random.fold_in(key, number)
                 act = self.experiment.make_lane(settings).act
                 env = make_env(self.experiment.config.env)
                 limit = episode_limit(env, self.experiment.options.eval_max_steps)
                 return evaluate(env, lambda obs: act(state, obs), key, num_episodes, limit)
 
-            inputs = self.settings, self.state, keys, np.uint32(0)
-            program = compile_quickly(self.placement, self.placement.each(play, num_shared=1), *inputs)
+            inputs = self.settings, self.state, keys, np.uint32(0), np.uint32(0)
+            program = compile_quickly(self.placement, self.placement.each(play, num_shared=2), *inputs)
             share = self.share_of_memory(program)
             if share <= 1 or num_episodes == 1:
                 return program, num_episodes
             num_episodes = max(1, int(num_episodes / share))
 
-    def evaluate(self, part: Part, state: Any) -> dict[str, np.ndarray]:
+    def evaluate(self, part: Part, state: Any, iteration: int) -> dict[str, np.ndarray]:
         """Mean greedy return and length over `eval_episodes` whole episodes, and the number of those that were cut.
+
+        After each iteration a lane plays other episodes, which do not depend on when it was evaluated before.
 
         Returns:
             [num_lanes] each.
@@ -100,7 +102,8 @@ class Programs:
         total = self.experiment.options.eval_episodes
         (settings, keys), (program, num_episodes) = self.inputs(part), self.evaluation.result()
         num_batches = -(-total // num_episodes)
-        batches = [to_host(program(settings, state, keys, np.uint32(i)), part.num_lanes) for i in range(num_batches)]
+        numbers = [(np.uint32(iteration), np.uint32(batch)) for batch in range(num_batches)]
+        batches = [to_host(program(settings, state, keys, *number), part.num_lanes) for number in numbers]
         episodes = jax.tree.map(lambda *x: np.concatenate(x, axis=1)[:, :total], *batches)
         return {
             "eval_episode_return": episodes["episode_return"].mean(axis=1),

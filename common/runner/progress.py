@@ -6,9 +6,9 @@ import time
 import jax
 import numpy as np
 
-from common.runner.experiment import Experiment
+from common.runner.experiment import Experiment, Part, Progress
 from common.runner.memory import available_bytes, format_bytes
-from common.runner.statistics import iqm
+from common.runner.statistics import finite_lanes, iqm
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -37,12 +37,14 @@ def latest_return(metrics: dict[str, np.ndarray]) -> float:
 
 
 class ProgressDisplay:
-    """Shows env steps of one lane, the speed over all lanes that are trained together, and the latest return."""
+    """Shows env steps of one lane, the speed over all lanes that are trained together, and the latest returns."""
 
-    def __init__(self, total_steps: int, done_steps: int, num_lanes: int):
-        self.total_steps, self.num_lanes = total_steps, num_lanes
-        self.start_steps, self.start_time = done_steps, time.perf_counter()
+    def __init__(self, experiment: Experiment, part: Part, iteration: int):
+        self.experiment, self.part = experiment, part
+        self.total_steps = experiment.config.env_steps(experiment.config.num_iterations)
+        self.start_steps, self.start_time = experiment.config.env_steps(iteration), time.perf_counter()
         self.last_line = -float("inf")
+        self.diverged = np.zeros(part.num_lanes, bool)
         self.bar = None
         if sys.stdout.isatty():
             from rich import progress
@@ -50,7 +52,7 @@ class ProgressDisplay:
             text = progress.TextColumn("{task.description}")
             columns = (progress.BarColumn(), progress.TaskProgressColumn(), text, progress.TimeRemainingColumn(True))
             self.bar = progress.Progress(*columns)
-            self.task = self.bar.add_task("", total=total_steps, completed=done_steps)
+            self.task = self.bar.add_task("", total=self.total_steps, completed=self.start_steps)
 
     def __enter__(self):
         if self.bar:
@@ -61,14 +63,26 @@ class ProgressDisplay:
         if self.bar:
             self.bar.stop()
 
-    def update(self, steps: int, metrics: dict[str, np.ndarray]) -> None:
-        """Report that each lane has made `steps` env steps; metrics [num_lanes, num_iterations] so far."""
+    def update(self, progress: Progress, records: dict[str, np.ndarray]) -> None:
+        """Report the progress so far; records [num_lanes, n] are the metrics of its last n iterations."""
+        steps = self.experiment.config.env_steps(progress.iteration)
         elapsed = time.perf_counter() - self.start_time
-        speed = (steps - self.start_steps) * self.num_lanes / max(elapsed, 1e-9)
-        text = f"{speed:,.0f} steps/s  return {latest_return(metrics):.1f}"
+        speed = (steps - self.start_steps) * self.part.num_lanes / max(elapsed, 1e-9)
+        text = f"{speed:,.0f} steps/s  return {latest_return(progress.metrics):.1f}"
+        if progress.evaluations:
+            text += f"  greedy {iqm(progress.evaluations['eval_episode_return'][:, -1]):.1f}"
+        self._warn(steps, finite_lanes(records))
         if self.bar:
             self.bar.update(self.task, completed=steps, description=text)
         elif steps >= self.total_steps or elapsed - self.last_line >= SECONDS_BETWEEN_LINES:
             self.last_line = elapsed
-            left = (self.total_steps - steps) * self.num_lanes / max(speed, 1e-9)
+            left = (self.total_steps - steps) * self.part.num_lanes / max(speed, 1e-9)
             print(f"{steps:>12,} / {self.total_steps:,} steps  {text}  {left:.0f} s left", flush=True)
+
+    def _warn(self, steps: int, is_finite: np.ndarray) -> None:
+        """Say once of each lane that it has diverged. While the bar is shown, print writes above it."""
+        new = np.flatnonzero(~is_finite & ~self.diverged)
+        self.diverged |= ~is_finite
+        if len(new):
+            lanes = self.experiment.name_lanes(self.part.start + new)
+            print(f"diverged by {steps:,} env steps (a metric is not finite): {lanes}", flush=True)

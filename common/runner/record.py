@@ -53,6 +53,13 @@ def make_record(experiment: Experiment, parts: list[Part], wandb_id: str) -> dic
         "wandb_id": wandb_id,
         "command": shlex.join(["python", *sys.argv]),
         "git_commit": _git_commit(script.parent),
+        **describe_machine(),
+    }
+
+
+def describe_machine() -> dict[str, Any]:
+    """Devices and versions on which a speed depends."""
+    return {
         "device": f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}",
         "platform": platform.platform(),
         "python": platform.python_version(),

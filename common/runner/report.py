@@ -1,5 +1,6 @@
 """The end of a run: the tables that it prints and the files that it writes."""
 
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,21 +12,29 @@ from common.environment import make_env
 from common.runner import folder
 from common.runner.cli import rerun_command
 from common.runner.evaluation import episode_limit
-from common.runner.experiment import Experiment, Result
+from common.runner.experiment import EVAL_STEPS, Experiment, Result
 from common.runner.plots import plot_curve, plot_curves, plot_metrics, plot_sweep
-from common.runner.statistics import final_return, learning_curve, rank, summarize
+from common.runner.record import describe_machine
+from common.runner.statistics import (
+    Curve,
+    evaluation_curve,
+    final_return,
+    finite_lanes,
+    learning_curve,
+    rank,
+    summarize,
+)
+from common.runner.timing import Timing
 
-MAX_ROWS = 20  # settings in the table, and lanes in a list
+MAX_ROWS = 20  # settings in the table
 
 
-def report(experiment: Experiment, directory: Path, result: Result, preset: Any) -> None:
+def report(experiment: Experiment, directory: Path, result: Result, timing: Timing, preset: Any) -> None:
     """Print the table of scores and write summary.json, curve.csv and the plots. `preset`: of the environment."""
     config, metrics, scores = experiment.config, result.metrics, dict(result.scores)
     num_cut = int(scores.pop("eval_cut_episodes", np.zeros(1)).sum())
     env_steps = experiment.env_steps(metrics["episode_return"].shape[1])
-    is_undefined = metrics["num_episodes"] == 0  # means over episodes are NaN there
-    is_finite = [(np.isfinite(x) | is_undefined).all(axis=1) for x in metrics.values()]
-    is_healthy = scores.pop("is_healthy") & np.all(is_finite, axis=0)
+    is_healthy = scores.pop("is_healthy") & finite_lanes(metrics)
     title = f"{experiment.algorithm} on {config.env}"
     summary = {
         "env": config.env,
@@ -34,8 +43,7 @@ def report(experiment: Experiment, directory: Path, result: Result, preset: Any)
         "eval_cut_episodes": num_cut,
     }
     settings = [summarize_setting(experiment, scores, is_healthy, i) for i in range(experiment.num_settings)]
-    returns, counts = (experiment.by_setting(metrics[name]) for name in ("episode_return", "num_episodes"))
-    curves = [learning_curve(env_steps, *x) for x in zip(returns, counts, strict=True)]
+    curves = make_curves(experiment, env_steps, result)
     ranking = [0]
     if experiment.settings:
         training = final_return(metrics["episode_return"], metrics["num_episodes"])
@@ -53,13 +61,24 @@ def report(experiment: Experiment, directory: Path, result: Result, preset: Any)
     else:
         summary |= settings[0]
         print_scores(summary)
-        attempt(plot_curve, directory / "curve.png", curves[0], title)
+        attempt(plot_curve, directory / "curve.png", {kind: x[0] for kind, x in curves.items()}, title)
     print_warnings(experiment, num_cut, np.flatnonzero(~is_healthy))
     shown = {name: experiment.by_setting(x)[ranking[0]] for name, x in metrics.items()}
     attempt(plot_metrics, directory / "metrics.png", env_steps, shown, title)
+    summary |= {"timing": timing.summary()} | describe_machine()
     attempt(folder.write_json, directory / "summary.json", summary)
     attempt(folder.write_curves, directory / "curve.csv", experiment.settings, curves)
-    print(f"results in {directory}", flush=True)
+    print_commands(experiment, directory)
+
+
+def make_curves(experiment: Experiment, env_steps: np.ndarray, result: Result) -> dict[str, list[Curve]]:
+    """The learning curves of each setting: of the training return and, with two points or more, of the evaluation."""
+    returns, counts = (experiment.by_setting(result.metrics[name]) for name in ("episode_return", "num_episodes"))
+    curves = {"training": [learning_curve(env_steps, *x) for x in zip(returns, counts, strict=True)]}
+    if len(result.evaluations.get(EVAL_STEPS, ())) > 1:
+        steps, returns = result.evaluations[EVAL_STEPS], result.evaluations["eval_episode_return"]
+        curves["evaluation"] = [evaluation_curve(steps, x) for x in experiment.by_setting(returns)]
+    return curves
 
 
 def attempt(write: Callable, path: Path, *content: Any) -> None:
@@ -125,6 +144,14 @@ def print_warnings(experiment: Experiment, num_cut: int, diverged: np.ndarray) -
         steps = episode_limit(make_env(experiment.config.env), experiment.options.eval_max_steps)
         print(f"{num_cut:,} of {total:,} evaluation episodes had not ended after {steps:,} steps and were cut")
     if len(diverged):
-        names = [experiment.name_lane(lane) for lane in diverged[:MAX_ROWS]]
-        more = f" and {len(diverged) - MAX_ROWS} more" if len(diverged) > MAX_ROWS else ""
-        print(f"diverged (a loss or a parameter is not finite): {', '.join(names)}{more}")
+        print(f"diverged (a metric or a parameter is not finite): {experiment.name_lanes(diverged)}")
+
+
+def print_commands(experiment: Experiment, directory: Path) -> None:
+    """Print where the results are, and what can be done with them."""
+    script, run = Path(experiment.script).name, shlex.quote(str(directory))
+    longer = 2 * experiment.config.total_timesteps
+    print(f"\nresults in {directory}")
+    print(f"  continue:    python {script} --resume {run} --total-timesteps {longer}")
+    print(f"  draw:        python -m common.runner.render {run}")
+    print(f"  compare:     python -m common.runner.compare {run} OTHER_RUN", flush=True)

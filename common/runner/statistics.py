@@ -69,9 +69,17 @@ def final_return(episode_return: np.ndarray, num_episodes: np.ndarray) -> np.nda
     return np.where(counts.sum(axis=1) > 0, totals / np.maximum(counts.sum(axis=1), 1), np.nan)
 
 
+def finite_lanes(metrics: dict[str, np.ndarray]) -> np.ndarray:
+    """Whether all metrics of a lane are finite, apart from iterations without an episode, where means over episodes
+    are NaN. Metrics [num_lanes, num_iterations] -> [num_lanes] bool.
+    """
+    is_undefined = metrics["num_episodes"] == 0
+    return np.all([(np.isfinite(x) | is_undefined).all(axis=1) for x in metrics.values()], axis=0)
+
+
 @dataclass(frozen=True)
 class Curve:
-    """A learning curve of the training return."""
+    """A learning curve."""
 
     env_steps: np.ndarray  # [num_points]
     returns: np.ndarray  # [num_seeds, num_points], of single seeds
@@ -81,10 +89,15 @@ class Curve:
     ci_high: np.ndarray  # [num_points]
 
 
+def evaluation_curve(env_steps: np.ndarray, returns: np.ndarray) -> Curve:
+    """The curve of greedy evaluations; env_steps [num_evaluations], returns [num_seeds, num_evaluations]."""
+    return Curve(env_steps, returns, returns.mean(axis=0), iqm(returns), *confidence_interval(returns))
+
+
 def learning_curve(
     env_steps: np.ndarray, episode_return: np.ndarray, num_episodes: np.ndarray, num_points: int = 100
 ) -> Curve:
-    """Gather iterations into at most `num_points` bins and take the statistics over seeds in each.
+    """The curve of the training return: the statistics over seeds in at most `num_points` bins of iterations.
 
     A bin holds the mean return of all episodes that ended in it; a seed without any keeps its last value. The curve
     starts where every seed has ended an episode; a seed that never ends one is left out.

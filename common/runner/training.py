@@ -12,11 +12,22 @@ import numpy as np
 from common.runner import checkpoint, folder, hosts
 from common.runner.cli import fail
 from common.runner.devices import to_host
-from common.runner.experiment import Experiment, Part, Progress, Result, append_metrics, join_results
+from common.runner.experiment import (
+    EVAL_METRICS,
+    EVAL_STEPS,
+    Experiment,
+    Part,
+    Progress,
+    Result,
+    append_evaluation,
+    append_metrics,
+    join_results,
+)
 from common.runner.programs import Programs
 from common.runner.progress import ProgressDisplay
 from common.runner.record import make_record
 from common.runner.stop import StopSignal
+from common.runner.timing import Timing
 from common.runner.tracking import Tracker
 
 SECONDS_PER_SEGMENT = 1.0  # target duration of a segment
@@ -39,6 +50,7 @@ class Run:
     parts: list[Part]  # of all processes
     tracker: Tracker
     stop: StopSignal
+    timing: Timing
 
     def folder_of(self, part: Part) -> Path:
         """Where the checkpoint and the metrics of a part are."""
@@ -58,7 +70,7 @@ class Run:
                 print(f"lanes {part.start} to {part.stop - 1} of {self.experiment.num_lanes}", flush=True)
             progress = self.train(part, self.start(part))
             if progress.iteration > 0:
-                results[part] = Result(progress.metrics, self.evaluate(part, progress.state))
+                results[part] = self.finish(part, progress)
                 if jax.process_count() > 1:
                     folder.write_arrays(self.folder_of(part) / folder.EVALUATION, results[part].scores)
             if self.stop.received:
@@ -77,40 +89,42 @@ class Run:
         if iteration is None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_record(self.experiment, self.directory, self.parts, self.tracker.wandb_id)
-            return Progress(0, self.programs.init.result()(settings, keys), {})
+            return Progress(0, self.programs.init.result()(settings, keys), {}, {})
         lanes = lambda x: jax.ShapeDtypeStruct((part.num_lanes, *x.shape), x.dtype)  # noqa: E731
         state = checkpoint.restore(path, jax.tree.map(lanes, self.abstract_state))
-        metrics = folder.read_metrics(path.parent, self.experiment.env_steps(iteration), self.lanes_of(part))
+        steps = self.experiment.env_steps(iteration)
+        metrics, evaluations = folder.read_metrics(path.parent, steps, self.lanes_of(part))
         if getattr(self.abstract_state, "buffer", None) is not None and state.buffer is None:
             print("the checkpoint has no replay buffer: it is filled again with random transitions", flush=True)
             state = state.replace(buffer=to_host(self.programs.init.result()(settings, keys).buffer, part.num_lanes))
         write_record(self.experiment, self.directory, self.parts, self.tracker.wandb_id)
         env_steps = self.experiment.config.env_steps(iteration)
         print(f"resumed {path.parent} at {env_steps:,} env steps", flush=True)
-        return Progress(iteration, self.programs.placement.place(state), metrics)
+        return Progress(iteration, self.programs.placement.place(state), metrics, evaluations)
 
     def train(self, part: Part, progress: Progress) -> Progress:
-        """Run segments until the end or a signal, and save."""
+        """Run segments until the end or a signal, evaluate between them, and save."""
         config, options, total = self.experiment.config, self.experiment.options, self.experiment.config.num_iterations
         if progress.iteration >= total:
             return progress
         settings, _ = self.programs.inputs(part)
+        evaluated = self.experiment.evaluated_iterations
         seconds, length = min(SECONDS_PER_SEGMENT, options.checkpoint_every), 1
         saved, saved_time = progress.iteration, time.perf_counter()
-        self.programs.start_compiling_evaluation()
-        steps = config.env_steps(total), config.env_steps(progress.iteration)
-        with ProgressDisplay(*steps, part.num_lanes) as display:
+        with ProgressDisplay(self.experiment, part, progress.iteration) as display:
             while progress.iteration < total and not self.stop.received:
-                started = time.perf_counter()
-                start, end = progress.iteration, min(progress.iteration + length, total)
+                started, start = time.perf_counter(), progress.iteration
+                end = min(start + length, total, *evaluated[evaluated > start][:1].tolist())
                 state, records = self.programs.segment(settings, progress.state, np.int32(start), np.int32(end))
                 records = {name: np.asarray(x)[: part.num_lanes, : end - start] for name, x in records.items()}
-                progress = Progress(end, state, append_metrics(progress.metrics, records))
-                speed = (end - start) / (time.perf_counter() - started)
-                length = int(np.clip(speed * seconds, 1, self.programs.capacity))
-                display.update(config.env_steps(end), progress.metrics)
-                if part.num_lanes == self.experiment.num_lanes:
-                    self.tracker.log(self.experiment.env_steps(end)[start:], records)
+                elapsed = time.perf_counter() - started
+                self.timing.add_training(elapsed, (config.env_steps(end) - config.env_steps(start)) * part.num_lanes)
+                length = int(np.clip((end - start) / elapsed * seconds, 1, self.programs.capacity))
+                progress = Progress(end, state, append_metrics(progress.metrics, records), progress.evaluations)
+                self.log(part, self.experiment.env_steps(end)[start:], records)
+                if end in evaluated:
+                    progress = self.record(part, progress, self.evaluate(part, progress))
+                display.update(progress, records)
                 if time.perf_counter() - saved_time >= options.checkpoint_every:
                     self.save(part, progress)
                     saved, saved_time = progress.iteration, time.perf_counter()
@@ -120,24 +134,51 @@ class Run:
 
     def save(self, part: Part, progress: Progress) -> None:
         """Write metrics and checkpoint. Metrics come first: a checkpoint never has iterations without metrics."""
-        path, state = self.folder_of(part), progress.state
-        env_steps = self.experiment.env_steps(progress.iteration)
-        folder.write_metrics(path, env_steps, self.lanes_of(part), progress.metrics)
+        self.write_metrics(part, progress)
+        state = progress.state
         if not self.experiment.options.checkpoint_buffer and hasattr(state, "buffer"):
             state = state.replace(buffer=None)
-        checkpoint.save(path / folder.CHECKPOINT, progress.iteration, to_host(state, part.num_lanes))
+        path = self.folder_of(part) / folder.CHECKPOINT
+        checkpoint.save(path, progress.iteration, to_host(state, part.num_lanes))
 
-    def evaluate(self, part: Part, state: Any) -> dict[str, np.ndarray]:
-        """Scores of the lanes, [num_lanes] each: of the greedy evaluation, and whether their parameters are finite.
+    def write_metrics(self, part: Part, progress: Progress) -> None:
+        """Write metrics.npz of a part."""
+        env_steps, lanes = self.experiment.env_steps(progress.iteration), self.lanes_of(part)
+        folder.write_metrics(self.folder_of(part), env_steps, lanes, progress.metrics, progress.evaluations)
 
-        The part is already saved, so an evaluation that fails only prints a warning.
-        """
-        scores = {"is_healthy": self.programs.is_healthy(part, state)}
+    def evaluate(self, part: Part, progress: Progress) -> dict[str, np.ndarray]:
+        """Scores of the lanes, [num_lanes] each; empty, with a warning, if the evaluation fails."""
+        started = time.perf_counter()
         try:
-            return scores | (self.programs.evaluate(part, state) if self.experiment.options.eval_episodes else {})
+            return self.programs.evaluate(part, progress.state, progress.iteration)
         except jax.errors.JaxRuntimeError as error:
             print(f"warning: no evaluation: {str(error).splitlines()[0]}; lower --eval-episodes", file=sys.stderr)
-            return scores
+            return {}
+        finally:
+            self.timing.evaluating += time.perf_counter() - started
+
+    def record(self, part: Part, progress: Progress, scores: dict[str, np.ndarray]) -> Progress:
+        """Add the scores of an evaluation, if it did not fail, to the learning curve."""
+        if not scores:
+            return progress
+        env_steps = self.experiment.config.env_steps(progress.iteration)
+        evaluations = append_evaluation(progress.evaluations, env_steps, scores)
+        self.log(part, evaluations[EVAL_STEPS][-1:], {name: evaluations[name][:, -1:] for name in EVAL_METRICS})
+        return progress._replace(evaluations=evaluations)
+
+    def log(self, part: Part, env_steps: np.ndarray, metrics: dict[str, np.ndarray]) -> None:
+        """Log metrics [num_lanes, n] to wandb; with several parts that is done at the end, when all are there."""
+        if part.num_lanes == self.experiment.num_lanes:
+            self.tracker.log(env_steps, metrics)
+
+    def finish(self, part: Part, progress: Progress) -> Result:
+        """Evaluate a part that has been trained. It is already saved, whatever happens here."""
+        scores = self.evaluate(part, progress) if self.experiment.options.eval_episodes else {}
+        if progress.iteration == self.experiment.config.num_iterations:
+            progress = self.record(part, progress, scores)
+            self.write_metrics(part, progress)
+        scores |= {"is_healthy": self.programs.is_healthy(part, progress.state)}
+        return Result(progress.metrics, progress.evaluations, scores)
 
     def conclude(self, results: dict[Part, Result], preset: Any) -> None:
         """Join the results of all parts and report; process 0 does it for all."""
@@ -153,15 +194,16 @@ class Run:
         result = join_results([results.get(part) or self.read_result(part) for part in self.parts])
         if len(self.parts) > 1:
             env_steps = self.experiment.env_steps(self.experiment.config.num_iterations)
-            folder.write_metrics(
-                self.directory, env_steps, self.lanes_of(Part(0, self.experiment.num_lanes)), result.metrics
-            )
+            lanes = self.lanes_of(Part(0, self.experiment.num_lanes))
+            folder.write_metrics(self.directory, env_steps, lanes, result.metrics, result.evaluations)
             self.tracker.log(env_steps, result.metrics)
-        report(self.experiment, self.directory, result, preset)
+            evaluations = dict(result.evaluations)
+            self.tracker.log(evaluations.pop(EVAL_STEPS, []), evaluations)
+        report(self.experiment, self.directory, result, self.timing, preset)
         self.tracker.finish(result.scores)
 
     def read_result(self, part: Part) -> Result:
         """The result written by another process."""
         path = self.folder_of(part)
         env_steps = self.experiment.env_steps(self.experiment.config.num_iterations)
-        return Result(folder.read_metrics(path, env_steps, self.lanes_of(part)), folder.read_evaluation(path))
+        return Result(*folder.read_metrics(path, env_steps, self.lanes_of(part)), folder.read_evaluation(path))
