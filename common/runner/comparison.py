@@ -149,7 +149,8 @@ def _name(lines: list[Line]) -> list[str]:
     swept, differing = {name for line in lines for name in line.swept}, set()
     for env in {line.env for line in lines}:
         same = [line.fields for line in lines if line.env == env]
-        differing |= {name for name in same[0] if len({repr(fields.get(name)) for fields in same}) > 1}
+        names = set().union(*same)
+        differing |= {name for name in names if len({repr(fields.get(name)) for fields in same}) > 1}
     names = [_label(line.algorithm, line, swept | differing) for line in lines]
     is_unique = len(set(zip((line.env for line in lines), names, strict=True))) == len(lines)
     if is_unique and len(differing - swept) <= MAX_FIELDS:
