@@ -132,7 +132,7 @@ def _label_ends(axes: Axes, ends: dict[str, tuple[int, float, float]]) -> None:
     for text, place, y in zip(texts, places, spread(places[:, 1], heights), strict=True):
         color, marker = COLORS[ends[text][0]], MARKERS[ends[text][0]]
         marker_x = 1 + 0.75 * (x - 1)
-        axes.plot([place[0], marker_x], [place[1], y], color=color, linewidth=0.6, alpha=0.7, **options)
+        axes.plot([place[0], marker_x], [place[1], y], color=color, linewidth=0.7, linestyle=(0, (1, 3)), **options)
         axes.plot(marker_x, y, color=color, marker=marker, markersize=MARKER_SIZE, **options)
         axes.text(x, y, text, va="center", fontsize=FONT_SIZE, **options)
 
