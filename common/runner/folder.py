@@ -130,6 +130,17 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
         np.savez(file, **arrays)
 
 
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read an .npz file. Raises ValueError if it is missing or damaged."""
+    try:
+        with np.load(path) as file:
+            return dict(file)
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist: the run has saved nothing yet") from None
+    except Exception as error:  # numpy and zipfile raise a wide variety
+        raise ValueError(f"{path} is damaged: it is not a complete .npz file") from error
+
+
 def read_evaluation(directory: Path) -> dict[str, np.ndarray]:
     """The evaluation of a part that another process trained. Raises ValueError if it is not there."""
     try:

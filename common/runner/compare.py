@@ -1,0 +1,155 @@
+"""Compare runs: python -m common.runner.compare runs/ppo/CartPole-v1/NAME runs/dqn/CartPole-v1/NAME --bar 475"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from common.runner import tables
+from common.runner.cli import fail
+from common.runner.comparison import Line, best_labels, by_environment, label_lines, read_lines
+from common.runner.notes import make_notes
+
+FORMATS = (".png", ".pdf", ".svg")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Compare runs: learning curves in one picture, a table of final scores, and the probability that a random seed of
+    one method scores higher than one of another. Runs of different environments are drawn in different panels."""
+
+    runs: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")
+    ]  # folders that training runs wrote
+    labels: tuple[str, ...] = ()  # label of each run, in order; empty: the algorithm, and what tells its runs apart
+    out: str = "compare.png"  # picture to write, .png, .pdf or .svg; the tables go beside it, as .md and .csv
+    bar: tuple[str, ...] = ()  # also print the share of seeds that score at least this; SCORE, or ENV=SCORE for each
+    # scores that count as 0 and as 1, for the aggregate over environments and the performance profile;
+    # ENV=LOW:HIGH for each environment, such as CartPole-v1=0:500
+    bounds: tuple[str, ...] = ()
+
+
+def main() -> None:
+    """The command line. Exits with status 2 and one line where the input is bad."""
+    arguments = tyro.cli(Arguments, prog="python -m common.runner.compare")
+    try:
+        compare(arguments)
+    except ValueError as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"cannot write {arguments.out}: {error.strerror}; choose another --out")
+
+
+def compare(arguments: Arguments) -> None:
+    """Read the runs, print the tables and write the files.
+
+    Raises:
+        ValueError: the input is bad.
+        OSError: the files cannot be written.
+    """
+    path = Path(arguments.out)
+    if path.suffix not in FORMATS:
+        raise ValueError(f"--out {path} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+    environments = read_environments(arguments)
+    bars = read_bars(arguments.bar, list(environments))
+    bounds = read_bounds(arguments.bounds, list(environments))
+    shown = best_labels(environments)
+    normalized = tables.normalized_scores(environments, bounds) if bounds.keys() == environments.keys() else {}
+    made, notes = make_tables(environments, bars, shown, normalized), make_notes(environments, shown, bounds)
+    for table in made:
+        tables.print_table(table, path.with_suffix(".csv"))
+    print("\n".join(["", *(f"note: {note}" for note in notes)]), flush=True)
+
+    from common.runner.compare_plots import plot_comparison  # half a second of imports
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plot_comparison(path, environments, shown, {label: normalized[label] for label in shown if label in normalized})
+    tables.write_markdown(path.with_suffix(".md"), made, notes)
+    tables.write_csv(path.with_suffix(".csv"), made)
+    print(f"written to {path}, {path.with_suffix('.md')} and {path.with_suffix('.csv')}")
+
+
+def make_tables(
+    environments: dict[str, list[Line]],
+    bars: dict[str, float],
+    shown: list[str],
+    normalized: dict[str, list[np.ndarray]],
+) -> list[tables.Table]:
+    """Scores and pairs of each environment, then what is taken over all environments."""
+    made = []
+    for env, lines in environments.items():
+        made += [tables.score_table(env, lines, bars.get(env)), tables.pair_table({env: lines}, shown)]
+    if len(environments) > 1:
+        made.append(tables.pair_table(environments, shown))
+    if normalized:
+        made.append(tables.aggregate_table(normalized))
+    return [table for table in made if table]
+
+
+# -- Input -------------------------------------------------------------------------------------------------------------
+
+
+def read_environments(arguments: Arguments) -> dict[str, list[Line]]:
+    """The labelled lines of each environment. Raises ValueError if a run cannot be read or labels do not fit."""
+    runs = [Path(run) for run in arguments.runs]
+    if not runs:
+        raise ValueError("name the folders of the runs to compare, before the options")
+    twice = next((run for i, run in enumerate(runs) if run.resolve() in [x.resolve() for x in runs[:i]]), None)
+    if twice:
+        raise ValueError(f"{twice} is given twice")
+    if arguments.labels and len(arguments.labels) != len(runs):
+        raise ValueError(f"--labels must have one label for each run: {len(runs)}, not {len(arguments.labels)}")
+    if not all(label.strip() and label.isprintable() for label in arguments.labels):
+        raise ValueError("--labels must have no label that is empty or cannot be printed")
+    labels = dict(zip(runs, arguments.labels, strict=False))
+    return by_environment(label_lines([line for run in runs for line in read_lines(run)], labels))
+
+
+def read_bars(texts: tuple[str, ...], envs: list[str]) -> dict[str, float]:
+    """The bar of each environment: one SCORE for all of them, or ENV=SCORE each."""
+    if len(texts) == 1 and "=" not in texts[0]:
+        return dict.fromkeys(envs, _number("--bar", texts[0], texts[0]))
+    return {env: _number("--bar", text, score) for env, (text, score) in _by_env("--bar", texts, envs).items()}
+
+
+def read_bounds(texts: tuple[str, ...], envs: list[str]) -> dict[str, tuple[float, float]]:
+    """The bounds of each environment that has some, from ENV=LOW:HIGH."""
+    bounds = {}
+    for env, (text, values) in _by_env("--bounds", texts, envs).items():
+        low, colon, high = values.partition(":")
+        if not colon:
+            raise ValueError(f"--bounds {text}: give {env}=LOW:HIGH")
+        bounds[env] = _number("--bounds", text, low), _number("--bounds", text, high)
+        if not bounds[env][0] < bounds[env][1]:
+            raise ValueError(f"--bounds {text}: LOW must be less than HIGH")
+    return bounds
+
+
+def _by_env(option: str, texts: tuple[str, ...], envs: list[str]) -> dict[str, tuple[str, str]]:
+    """ENV=VALUE -> environment -> the text and its value."""
+    found = {}
+    for text in texts:
+        env, _, value = text.rpartition("=")
+        if env not in envs:
+            form = "ENV=LOW:HIGH" if option == "--bounds" else "SCORE, or ENV=SCORE"
+            raise ValueError(f"{option} {text}: give {form}, with an environment of the runs ({', '.join(envs)})")
+        if env in found:
+            raise ValueError(f"{option} gives {env} twice")
+        found[env] = text, value
+    return found
+
+
+def _number(option: str, text: str, number: str) -> float:
+    try:
+        if math.isfinite(float(number)):
+            return float(number)
+    except ValueError:
+        pass
+    raise ValueError(f"{option} {text}: {number!r} is not a number")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""The tables of a comparison: final scores, probabilities of improvement and aggregates over environments."""
+
+import csv
+import itertools
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from common.runner.comparison import Line
+from common.runner.folder import replacing
+from common.runner.statistics import aggregate_iqm, probability_of_improvement, rank
+
+MAX_ROWS = 20  # rows of a table on the terminal; the files have all of them
+TEXT = ("method", "A", "B")  # columns of text; numbers stand on the right
+ALL = "all"  # the environment of aggregates, in the CSV
+
+
+class Value(NamedTuple):
+    """A row of the CSV: one number with its interval."""
+
+    environment: str
+    method: str
+    other: str  # the second method of a pair
+    score: str  # evaluation, training or normalised
+    seeds: int | str
+    env_steps: int | str
+    statistic: str
+    value: float
+    ci_low: float
+    ci_high: float
+
+
+class Table(NamedTuple):
+    """A table as text, and its numbers."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    values: list[Value]
+
+
+def score_table(env: str, lines: list[Line], bar: float | None) -> Table:
+    """Final scores of the methods of an environment, the best IQM first."""
+    is_evaluated = lines[0].is_evaluated
+    kind, what = ("evaluation", "last greedy evaluation") if is_evaluated else ("training", "last tenth of training")
+    columns = ["method", "seeds", "env steps", "mean", "IQM", "95 % CI of the IQM"]
+    columns += [] if bar is None else [f"share >= {bar:g}"]
+    largest = np.nanmax([1.0, *(np.abs(line.scores).max() for line in lines)])
+    digits = 1 if largest >= 100 else 2 if largest >= 10 else 3
+    rows, values = [], []
+    for line in (lines[index] for index in rank([line.summary for line in lines])):
+        x, seeds = line.summary, len(line.scores)
+        row = [line.label, str(seeds), f"{line.num_steps:,}", *(_number(x[name], digits) for name in ("mean", "iqm"))]
+        row.append(_interval(x["ci_low"], x["ci_high"], digits))
+        found = [("mean", x["mean"], np.nan, np.nan), ("iqm", x["iqm"], x["ci_low"], x["ci_high"])]
+        if bar is not None:
+            share = float(np.mean(line.scores >= bar))
+            row.append(f"{share:.0%}")
+            found.append((f"share >= {bar:g}", share, np.nan, np.nan))
+        rows.append(row)
+        values += [Value(env, line.label, "", kind, seeds, line.num_steps, *numbers) for numbers in found]
+    return Table(f"{env}: final episode return, {what}", columns, rows, values)
+
+
+def pair_table(environments: dict[str, list[Line]], shown: list[str]) -> Table | None:
+    """P(A > B) of each two of the shown methods that were run in every one of the environments; the mean over them."""
+    (env, *others), rows, values = environments, [], []
+    where = f"mean over the {len(environments)} environments" if others else env
+    for pair in itertools.combinations(shown, 2):
+        scores = [
+            [line.scores for label in pair for line in lines if line.label == label] for lines in environments.values()
+        ]
+        if any(len(both) < 2 for both in scores):
+            continue
+        probability, low, high = probability_of_improvement(scores)
+        if probability < 0.5:  # the better one first
+            pair, probability, low, high = pair[::-1], 1 - probability, 1 - high, 1 - low
+        rows.append([*pair, f"{probability:.3f}", _interval(low, high, 3)])
+        name = "probability of improvement"
+        values.append(Value(ALL if others else env, *pair, "", "", "", name, probability, low, high))
+    title = f"{where}: P(A > B), the probability that a random seed of A scores higher than one of B (ties: half)"
+    return Table(title, ["A", "B", "P(A > B)", "95 % CI"], rows, values) if rows else None
+
+
+def normalized_scores(
+    environments: dict[str, list[Line]], bounds: dict[str, tuple[float, float]]
+) -> dict[str, list[np.ndarray]]:
+    """Scores of each method that was run in every environment, 0 at the lower bound and 1 at the upper one.
+
+    Returns:
+        label -> for each environment [num_seeds].
+    """
+    normalized = {}
+    for env, lines in environments.items():
+        low, high = bounds[env]
+        for line in lines:
+            normalized.setdefault(line.label, []).append((line.scores - low) / (high - low))
+    return {label: scores for label, scores in normalized.items() if len(scores) == len(environments)}
+
+
+def aggregate_table(normalized: dict[str, list[np.ndarray]]) -> Table:
+    """The IQM over the normalised scores of all seeds in all environments, the best first."""
+    rows, values = [], []
+    aggregates = {label: aggregate_iqm(scores) for label, scores in normalized.items()}
+    for label in sorted(aggregates, key=lambda label: np.nan_to_num(-aggregates[label][0], nan=np.inf)):
+        (score, low, high), scores = aggregates[label], normalized[label]
+        count = sum(map(len, scores))
+        rows.append([label, str(count), _number(score, 3), _interval(low, high, 3)])
+        values.append(Value(ALL, label, "", "normalised", count, "", "iqm", score, low, high))
+    title = "normalised scores of all seeds in all environments"
+    return Table(title, ["method", "scores", "IQM", "95 % CI of the IQM"], rows, values)
+
+
+def _number(x: float, digits: int) -> str:
+    return f"{x:,.{digits}f}" if np.isfinite(x) else "-"
+
+
+def _interval(low: float, high: float, digits: int) -> str:
+    return f"{_number(low, digits)} to {_number(high, digits)}" if np.isfinite(low) else "-"
+
+
+# -- Writing -----------------------------------------------------------------------------------------------------------
+
+
+def print_table(table: Table, csv_path: Path) -> None:
+    """Print at most MAX_ROWS rows."""
+    widths = [max(map(len, column)) for column in zip(table.columns, *table.rows[:MAX_ROWS], strict=True)]
+    print(f"\n{table.title}")
+    for row in [table.columns, *table.rows[:MAX_ROWS]]:
+        cells = [
+            f"{cell:<{width}}" if name in TEXT else f"{cell:>{width}}"
+            for name, cell, width in zip(table.columns, row, widths, strict=True)
+        ]
+        print("  ".join(cells).rstrip())
+    if len(table.rows) > MAX_ROWS:
+        print(f"and {len(table.rows) - MAX_ROWS} more in {csv_path}")
+
+
+def write_markdown(path: Path, tables: list[Table], notes: list[str]) -> None:
+    """Write the tables and the notes as Markdown."""
+    lines = []
+    for table in tables:
+        rules = [":--" if name in TEXT else "--:" for name in table.columns]
+        rows = [table.columns, rules, *([cell.replace("|", "\\|") for cell in row] for row in table.rows)]
+        lines += [f"**{table.title}**", "", *(f"| {' | '.join(row)} |" for row in rows), ""]
+    with replacing(path) as temporary:
+        temporary.write_text("\n".join([*lines, *(f"- {note}" for note in notes)]).rstrip() + "\n")
+
+
+def write_csv(path: Path, tables: list[Table]) -> None:
+    """Write the numbers of all tables as CSV, one number with its interval in each row."""
+    with replacing(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(Value._fields)
+        for value in itertools.chain.from_iterable(table.values for table in tables):
+            numbers = ["" if np.isnan(x) else f"{x:.6g}" for x in value[-3:]]
+            writer.writerow([*value[:-3], *numbers])
