@@ -11,7 +11,7 @@ from matplotlib.ticker import EngFormatter
 
 from common.runner.comparison import Line
 from common.runner.folder import replacing
-from common.runner.plots import _style
+from common.runner.plots import style
 from common.runner.statistics import performance_profile
 
 # Of Okabe and Ito's palette; neighbours also differ in lightness, and all in line style and marker.
@@ -98,7 +98,7 @@ def _plot_profiles(axes: Axes, normalized: dict[str, list[np.ndarray]], texts: d
 
 def _finish(axes: Axes) -> None:
     axes.tick_params(labelsize=FONT_SIZE - 1)
-    _style(axes)
+    style(axes)
 
 
 def _plot_line(

@@ -57,6 +57,12 @@ class Experiment:
         """Setting of each lane, swept field -> float32 [num_lanes]."""
         return {name: np.repeat(values, self.options.num_seeds) for name, values in self.settings.items()}
 
+    def lanes_of(self, part: "Part") -> dict[str, np.ndarray]:
+        """Seed and swept fields of the lanes of a part, as metrics.npz has them."""
+        settings = {f"sweep_{name}": x for name, x in self.lane_settings.items()}
+        lanes = {"seed": self.lane_seeds} | settings
+        return {name: x[part.start : part.stop] for name, x in lanes.items()}
+
     def lane(self, seed_index: int, setting_index: int) -> int:
         """The lane of a seed and a setting, both counted from 0. Raises ValueError if there is none."""
         counts = {"seeds": (seed_index, self.options.num_seeds), "settings": (setting_index, self.num_settings)}

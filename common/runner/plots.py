@@ -21,7 +21,7 @@ def _save(figure: Figure, path: Path) -> None:
         figure.savefig(temporary, dpi=120, format="png")
 
 
-def _style(axes: Axes) -> None:
+def style(axes: Axes) -> None:
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -54,7 +54,7 @@ def plot_curve(path: Path, curves: dict[str, Curve], title: str) -> None:
     axes.set(title=title, xlabel="environment steps per seed", ylabel="episode return")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.legend(frameon=False)
-    _style(axes)
+    style(axes)
     _save(figure, path)
 
 
@@ -83,7 +83,7 @@ def plot_curves(path: Path, names: list[str], curves: dict[str, list[Curve]], ra
     axes.set(title=title, xlabel="environment steps per seed", ylabel=f"episode return ({KINDS[kind]}), IQM over seeds")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.legend(loc="outside lower center", frameon=False, fontsize="small")
-    _style(axes)
+    style(axes)
     _save(figure, path)
 
 
@@ -112,7 +112,7 @@ def plot_metrics(path: Path, env_steps: np.ndarray, metrics: dict[str, np.ndarra
         axes.locator_params(nbins=4)
         axes.set_title(name, fontsize="medium")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        _style(axes)
+        style(axes)
     for axes in panels[len(metrics) :]:
         axes.set_visible(False)
     figure.suptitle(f"{title}: median and middle half of the seeds")
@@ -156,7 +156,7 @@ def plot_sweep(
             if values.min() > 0 and values.max() / values.min() > 20:
                 axes.set_xscale("log")
             axes.set_xlabel(name)
-            _style(axes)
+            style(axes)
         panels[0].set_ylabel(f"{SCORE} with 95 % CI" if len(settings) == 1 else SCORE)
     figure.suptitle(title)
     _save(figure, path)

@@ -56,12 +56,6 @@ class Run:
         """Where the checkpoint and the metrics of a part are."""
         return folder.part_folder(self.directory, self.parts, part)
 
-    def lanes_of(self, part: Part) -> dict[str, np.ndarray]:
-        """Seed and swept fields of the lanes of a part, as metrics.npz has them."""
-        settings = {f"sweep_{name}": x for name, x in self.experiment.lane_settings.items()}
-        lanes = {"seed": self.experiment.lane_seeds} | settings
-        return {name: x[part.start : part.stop] for name, x in lanes.items()}
-
     def train_parts(self) -> dict[Part, Result]:
         """Train and evaluate the parts of this process."""
         results = {}
@@ -90,16 +84,15 @@ class Run:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_record(self.experiment, self.directory, self.parts, self.tracker.wandb_id)
             return Progress(0, self.programs.init.result()(settings, keys), {}, {})
-        lanes = lambda x: jax.ShapeDtypeStruct((part.num_lanes, *x.shape), x.dtype)  # noqa: E731
-        state = checkpoint.restore(path, jax.tree.map(lanes, self.abstract_state))
-        steps = self.experiment.env_steps(iteration)
-        metrics, evaluations = folder.read_metrics(path.parent, steps, self.lanes_of(part))
+        spread = lambda x: jax.ShapeDtypeStruct((part.num_lanes, *x.shape), x.dtype)  # noqa: E731
+        state = checkpoint.restore(path, jax.tree.map(spread, self.abstract_state))
+        steps, lanes = self.experiment.env_steps(iteration), self.experiment.lanes_of(part)
+        metrics, evaluations = folder.read_metrics(path.parent, steps, lanes)
         if getattr(self.abstract_state, "buffer", None) is not None and state.buffer is None:
             print("the checkpoint has no replay buffer: it is filled again with random transitions", flush=True)
             state = state.replace(buffer=to_host(self.programs.init.result()(settings, keys).buffer, part.num_lanes))
         write_record(self.experiment, self.directory, self.parts, self.tracker.wandb_id)
-        env_steps = self.experiment.config.env_steps(iteration)
-        print(f"resumed {path.parent} at {env_steps:,} env steps", flush=True)
+        print(f"resumed {path.parent} at {steps[-1]:,} env steps", flush=True)
         return Progress(iteration, self.programs.placement.place(state), metrics, evaluations)
 
     def train(self, part: Part, progress: Progress) -> Progress:
@@ -135,15 +128,14 @@ class Run:
     def save(self, part: Part, progress: Progress) -> None:
         """Write metrics and checkpoint. Metrics come first: a checkpoint never has iterations without metrics."""
         self.write_metrics(part, progress)
-        state = progress.state
+        state, path = progress.state, self.folder_of(part) / folder.CHECKPOINT
         if not self.experiment.options.checkpoint_buffer and hasattr(state, "buffer"):
             state = state.replace(buffer=None)
-        path = self.folder_of(part) / folder.CHECKPOINT
         checkpoint.save(path, progress.iteration, to_host(state, part.num_lanes))
 
     def write_metrics(self, part: Part, progress: Progress) -> None:
         """Write metrics.npz of a part."""
-        env_steps, lanes = self.experiment.env_steps(progress.iteration), self.lanes_of(part)
+        env_steps, lanes = self.experiment.env_steps(progress.iteration), self.experiment.lanes_of(part)
         folder.write_metrics(self.folder_of(part), env_steps, lanes, progress.metrics, progress.evaluations)
 
     def evaluate(self, part: Part, progress: Progress) -> dict[str, np.ndarray]:
@@ -194,11 +186,11 @@ class Run:
         result = join_results([results.get(part) or self.read_result(part) for part in self.parts])
         if len(self.parts) > 1:
             env_steps = self.experiment.env_steps(self.experiment.config.num_iterations)
-            lanes = self.lanes_of(Part(0, self.experiment.num_lanes))
+            lanes = self.experiment.lanes_of(Part(0, self.experiment.num_lanes))
             folder.write_metrics(self.directory, env_steps, lanes, result.metrics, result.evaluations)
             self.tracker.log(env_steps, result.metrics)
-            evaluations = dict(result.evaluations)
-            self.tracker.log(evaluations.pop(EVAL_STEPS, []), evaluations)
+            points = {name: result.evaluations[name] for name in EVAL_METRICS if result.evaluations}
+            self.tracker.log(result.evaluations.get(EVAL_STEPS, ()), points)
         report(self.experiment, self.directory, result, self.timing, preset)
         self.tracker.finish(result.scores)
 
@@ -206,4 +198,5 @@ class Run:
         """The result written by another process."""
         path = self.folder_of(part)
         env_steps = self.experiment.env_steps(self.experiment.config.num_iterations)
-        return Result(*folder.read_metrics(path, env_steps, self.lanes_of(part)), folder.read_evaluation(path))
+        metrics = folder.read_metrics(path, env_steps, self.experiment.lanes_of(part))
+        return Result(*metrics, folder.read_evaluation(path))
