@@ -104,13 +104,36 @@ CRAFTAX = Config(total_timesteps=100_000_000, num_envs=256, num_steps=64, num_mi
 PRESETS: dict[str, Config] = {
     preset.env: preset
     for preset in (
-        Config("CartPole-v1", total_timesteps=200_000, num_envs=8, num_steps=64, learning_rate=2.5e-3),
+        Config("CartPole-v1", total_timesteps=100_000, num_envs=8, num_steps=64, learning_rate=2.5e-3),
         Config(
             "Acrobot-v1",
             total_timesteps=300_000,
             num_envs=16,
             num_steps=64,
             learning_rate=2.5e-3,
+            normalize_obs=True,
+            normalize_reward=True,
+        ),
+        Config(
+            "MountainCar-v0",
+            total_timesteps=1_000_000,
+            num_envs=16,
+            num_steps=64,
+            num_minibatches=8,
+            learning_rate=3e-3,
+            gae_lambda=0.98,
+            ent_coef=0.0,
+            normalize_obs=True,
+            normalize_reward=True,
+        ),
+        Config(
+            "MountainCarContinuous-v0",
+            total_timesteps=200_000,
+            num_envs=8,
+            num_epochs=10,
+            num_minibatches=8,
+            learning_rate=3e-4,
+            ent_coef=0.0,
             normalize_obs=True,
             normalize_reward=True,
         ),
