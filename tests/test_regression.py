@@ -1,0 +1,40 @@
+"""Each script still learns what it had learned when benchmarks/results/raw was recorded, on other seeds."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers import ROOT, execute, path_of
+
+from common.runner.statistics import confidence_interval, iqm
+
+NUM_SEEDS, FIRST_SEED = 4, 100  # the recorded seeds are 0 to 19
+CASES = [("ppo", "CartPole-v1"), ("dqn", "CartPole-v1"), ("sac", "Pendulum-v1"), ("td3", "Pendulum-v1")]
+
+pytestmark = pytest.mark.parametrize(("script", "env"), CASES)
+
+
+def recorded(script, env):
+    return json.loads((ROOT / "benchmarks" / "results" / "raw" / f"{script}-{env}.json").read_text())
+
+
+def least_score(raw):
+    """The recorded interval's lower end, less two standard errors of the mean of NUM_SEEDS seeds."""
+    scores = np.array(raw["final_episode_return"])
+    return confidence_interval(scores)[0] - 2 * scores.std() / np.sqrt(NUM_SEEDS)
+
+
+def test_a_preset_scores_what_was_recorded(script, env, tmp_path):
+    """A process of its own: the flags with which the other tests compile fast make training slow."""
+    options = ["--env", env, "--num-seeds", NUM_SEEDS, "--seed", FIRST_SEED, "--eval-every", 0, "--name", "again"]
+    result = execute(path_of(script), *map(str, options), cwd=tmp_path, XLA_FLAGS=None)
+    assert result.status == 0, result
+    summary = json.loads((tmp_path / "runs" / script / env / "again" / "summary.json").read_text())
+    scores = np.array(summary["eval_episode_return"]["per_seed"])
+    assert iqm(scores) >= least_score(recorded(script, env)), scores
+
+
+def test_what_has_not_learned_would_be_noticed(script, env):
+    """The negative control: the first evaluation, after a twentieth of the run."""
+    raw = recorded(script, env)
+    assert iqm(np.array(raw["eval_episode_return"])[:, 0]) < least_score(raw)
