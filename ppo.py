@@ -107,10 +107,11 @@ PRESETS: dict[str, Config] = {
         Config("CartPole-v1", total_timesteps=100_000, num_envs=8, num_steps=64, learning_rate=2.5e-3),
         Config(
             "Acrobot-v1",
-            total_timesteps=300_000,
+            total_timesteps=500_000,
             num_envs=16,
             num_steps=64,
             learning_rate=2.5e-3,
+            ent_coef=0.0,
             normalize_obs=True,
             normalize_reward=True,
         ),
