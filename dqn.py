@@ -6,6 +6,7 @@ Implementation details:
   - Dueling network, optional (Wang et al. 2016, arXiv:1511.06581).
   - Target network: copied (tau = 1) or averaged every target_interval env steps.
   - Epsilon falls linearly with env steps; each environment explores independently.
+  - LayerNorm, optional (Lyle et al. 2023, arXiv:2303.01486; Gallici et al. 2024, arXiv:2407.04811).
 
 Deviations:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -71,6 +72,7 @@ class Config:
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     hidden_sizes: tuple[int, ...] = (128, 128)  # layers, after the convolution if there is one
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
+    layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
 
     @property
     def cycle_steps(self) -> int:
@@ -147,6 +149,7 @@ class Torso(nn.Module):
     obs_shape: tuple[int, ...]
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
@@ -163,7 +166,8 @@ class Torso(nn.Module):
 
         x = x.reshape(*leading, -1)
         for size in self.hidden_sizes:
-            x = activation(nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x))
+            x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
+            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
         return x  # [*leading, hidden_sizes[-1]]
 
 
@@ -175,10 +179,11 @@ class QNetwork(nn.Module):
     obs_shape: tuple[int, ...]
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        x = Torso(self.obs_shape, self.hidden_sizes, self.activation)(obs)
+        x = Torso(self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm)(obs)
         q = nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(x)  # [*leading, num_actions]
         if self.dueling:
             value = nn.Dense(1, kernel_init=orthogonal(1.0))(x)  # [*leading, 1]
@@ -238,7 +243,8 @@ def make(config: Config) -> Algorithm:
     if not hasattr(env.action_space, "n"):
         raise ValueError(f"{config.env} has continuous actions, not discrete ones; use sac.py, td3.py or ppo.py")
     num_actions = env.action_space.n
-    network = QNetwork(num_actions, config.dueling, env.obs_shape, config.hidden_sizes, config.activation)
+    torso = config.hidden_sizes, config.activation, config.layer_norm
+    network = QNetwork(num_actions, config.dueling, env.obs_shape, *torso)
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
     num_prefill_steps = config.learning_starts // config.num_envs

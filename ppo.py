@@ -6,6 +6,7 @@ Implementation details (Huang et al. 2022, "The 37 Implementation Details of PPO
   - Adam with eps 1e-5; global norm clipping; linear learning rate annealing.
   - Separate networks; orthogonal initialisation, sqrt(2) hidden, 0.01 policy, 1 value.
   - Continuous actions: state-independent log_std; the environment gets clipped actions.
+  - LayerNorm, optional (Lyle et al. 2023, arXiv:2303.01486).
 
 Deviations:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -68,6 +69,7 @@ class Config:
     normalize_reward: bool = False  # divide by the std of the discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # layers of the policy and of the value network
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
+    layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
 
     @property
     def steps_per_iteration(self) -> int:
@@ -149,6 +151,7 @@ class Torso(nn.Module):
     obs_shape: tuple[int, ...]
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
@@ -165,7 +168,8 @@ class Torso(nn.Module):
 
         x = x.reshape(*leading, -1)
         for size in self.hidden_sizes:
-            x = activation(nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x))
+            x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
+            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
         return x  # [*leading, hidden_sizes[-1]]
 
 
@@ -177,10 +181,11 @@ class ActorCritic(nn.Module):
     obs_shape: tuple[int, ...]
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[distrax.Distribution, jax.Array]:
-        x = Torso(self.obs_shape, self.hidden_sizes, self.activation)(obs)
+        x = Torso(self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm)(obs)
         x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(x)  # [*leading, num_outputs]
         if self.is_discrete:
             policy = distrax.Categorical(logits=x)
@@ -189,7 +194,7 @@ class ActorCritic(nn.Module):
             std = jnp.exp(jnp.clip(log_std, -20.0, 2.0))
             policy = distrax.MultivariateNormalDiag(x, jnp.broadcast_to(std, x.shape))
 
-        x = Torso(self.obs_shape, self.hidden_sizes, self.activation)(obs)
+        x = Torso(self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm)(obs)
         value = nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1)  # [*leading]
         return policy, value
 
@@ -289,7 +294,8 @@ def make(config: Config) -> Algorithm:
     env = make_env(config.env)
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]
-    network = ActorCritic(num_outputs, is_discrete, env.obs_shape, config.hidden_sizes, config.activation)
+    torso = config.hidden_sizes, config.activation, config.layer_norm
+    network = ActorCritic(num_outputs, is_discrete, env.obs_shape, *torso)
 
     num_updates = config.num_iterations * config.num_epochs * config.num_minibatches
     annealed = optax.linear_schedule(config.learning_rate, 0.0, num_updates)

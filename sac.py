@@ -5,6 +5,7 @@ Implementation details:
   - Squashed Gaussian policy; the log-prob is computed stably (appendix C, rewritten with softplus).
   - The temperature alpha is learned towards a target entropy (section 5), or fixed.
   - Each batch updates the critics, the actor, alpha and the target critics, in this order.
+  - LayerNorm, optional (Lyle et al. 2023, arXiv:2303.01486; Nauman et al. 2024, arXiv:2403.00514).
 
 Deviations:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -68,6 +69,7 @@ class Config:
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
+    layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
 
     @property
     def cycle_steps(self) -> int:
@@ -132,12 +134,14 @@ class Torso(nn.Module):
 
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         activation = getattr(nn, self.activation)
         for size in self.hidden_sizes:
-            x = activation(nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x))
+            x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
+            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
         return x  # [..., hidden_sizes[-1]]
 
 
@@ -147,10 +151,11 @@ class Actor(nn.Module):
     action_dim: int
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> distrax.Distribution:
-        x = Torso(self.hidden_sizes, self.activation)(obs.astype(jnp.float32))
+        x = Torso(self.hidden_sizes, self.activation, self.layer_norm)(obs.astype(jnp.float32))
         mean = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x)  # [..., action_dim]
         log_std = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x)  # [..., action_dim]
         return distrax.MultivariateNormalDiag(mean, jnp.exp(jnp.clip(log_std, -20.0, 2.0)))
@@ -161,11 +166,12 @@ class Critic(nn.Module):
 
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array, action: jax.Array) -> jax.Array:
         x = jnp.concatenate([obs.astype(jnp.float32), action], axis=-1)
-        x = Torso(self.hidden_sizes, self.activation)(x)
+        x = Torso(self.hidden_sizes, self.activation, self.layer_norm)(x)
         return nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1)  # [...]
 
 
@@ -246,8 +252,8 @@ def make(config: Config) -> Algorithm:
     if len(env.obs_shape) != 1:
         raise ValueError(f"{config.env} has observations of shape {env.obs_shape}, not vectors; use ppo.py")
     action_dim = env.action_space.shape[0]
-    actor = Actor(action_dim, config.hidden_sizes, config.activation)
-    critic = TwinCritic(config.hidden_sizes, config.activation)
+    actor = Actor(action_dim, config.hidden_sizes, config.activation, config.layer_norm)
+    critic = TwinCritic(config.hidden_sizes, config.activation, config.layer_norm)
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),

@@ -148,6 +148,7 @@ CASES = {
     "continuous, clipped value, normalised": replace(
         UPDATES, **CONTINUOUS, clip_value=True, normalize_obs=True, normalize_reward=True, hidden_sizes=(6, 5)
     ),
+    "layer norm": replace(UPDATES, layer_norm=True, hidden_sizes=(6, 5)),
 }
 
 
@@ -319,7 +320,7 @@ def test_an_iteration_equals_numpy(case):
 
 def test_images_pass_a_convolution():
     """The product of patches and kernel is the 3x3 convolution that the documentation names."""
-    torso = Torso(obs_shape=(6, 7, 4), hidden_sizes=(), activation="tanh")
+    torso = Torso(obs_shape=(6, 7, 4), hidden_sizes=(), activation="tanh", layer_norm=True)
     images = jax.random.normal(jax.random.key(0), (5, 2, 6, 7, 4))
     params = torso.init(jax.random.key(1), images)
     kernel, bias = params["params"]["Dense_0"]["kernel"], params["params"]["Dense_0"]["bias"] + 0.1
@@ -336,7 +337,7 @@ def test_images_pass_a_convolution():
 @pytest.mark.parametrize("shape", [(), (3,), (10, 5), (2, 5, 3), (3, 3, 3, 3)])
 def test_other_observations_are_flattened(shape):
     """Row by row, behind any number of leading axes; an image too small for a 3x3 convolution is flattened too."""
-    torso = Torso(obs_shape=shape, hidden_sizes=(), activation="tanh")
+    torso = Torso(obs_shape=shape, hidden_sizes=(), activation="tanh", layer_norm=True)
     for leading in ((), (4,), (2, 4)):
         obs = np.arange(np.prod(leading + shape, dtype=int)).reshape(leading + shape)
         np.testing.assert_array_equal(torso.apply({}, obs), obs.reshape(*leading, -1))

@@ -47,11 +47,14 @@ CASES = {
     "dqn, Huber, soft targets, normalised": replace(
         DQN, loss="huber", tau=0.3, target_interval=4, normalize_obs=True, hidden_sizes=(5, 4)
     ),
+    "dqn, layer norm": replace(DQN, layer_norm=True, dueling=True, hidden_sizes=(5, 4), activation="tanh"),
     "sac": SAC,
     "sac, fixed alpha, tanh": replace(SAC, alpha_learning_rate=0.0, alpha=0.3, activation="tanh"),
     "sac, normalised": replace(SAC, normalize_obs=True, hidden_sizes=(4, 3), activation="tanh"),
+    "sac, layer norm": replace(SAC, layer_norm=True, activation="tanh"),
     "td3": TD3,
     "td3, policy delay 1, tanh": replace(TD3, policy_delay=1, activation="tanh"),
+    "td3, layer norm": replace(TD3, layer_norm=True, activation="tanh"),
     "td3, normalised": replace(TD3, normalize_obs=True, gradient_steps=4, hidden_sizes=(4, 3), activation="tanh"),
 }
 
