@@ -5,7 +5,9 @@ Implementation details:
   - Squashed Gaussian policy; the log-prob is computed stably (appendix C, rewritten with softplus).
   - The temperature alpha is learned towards a target entropy (section 5), or fixed.
   - Each batch updates the critics, the actor, alpha and the target critics, in this order.
-  - LayerNorm, optional (Lyle et al. 2023, arXiv:2303.01486; Nauman et al. 2024, arXiv:2403.00514).
+  - n-step returns, optional (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy;
+    the entropies of the steps before the last are left out.
+  - LayerNorm, optional (Nauman et al. 2024, arXiv:2403.00514).
 
 Deviations:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -66,6 +68,7 @@ class Config:
     alpha: Positive = 1.0  # temperature at the start
     target_entropy: float = -1.0  # target per action dimension; the paper's is -1
     gamma: Fraction = 0.99  # discount
+    n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
@@ -192,6 +195,8 @@ class Transition:
     reward: jax.Array  # [num_envs]
     terminated: jax.Array  # [num_envs] bool, no successor state
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
+    truncated: Any = None  # [num_envs] bool, cut by a time limit, if n_step > 1
+    discount: Any = None  # [batch_size] of the value of next_obs, in a batch if n_step > 1
 
 
 @struct.dataclass
@@ -274,6 +279,7 @@ def make(config: Config) -> Algorithm:
         )
         zero, false = jnp.float32(0), jnp.bool_(False)
         row = Transition(obs=obs[0], action=action[0], reward=zero, terminated=false, next_obs=obs[0])
+        row = row.replace(truncated=false) if config.n_step > 1 else row
         state = State(
             params=params,
             target_params=params.critic,
@@ -307,9 +313,11 @@ def make(config: Config) -> Algorithm:
     def env_step(state, inputs):
         action, env_keys = inputs
         env_action = scale_action(action, env.action_space)
-        obs, env_state, reward, terminated, _, info = env.step(env_keys, state.env_state, env_action)
+        obs, env_state, reward, terminated, truncated, info = env.step(env_keys, state.env_state, env_action)
         next_obs = info.pop("final_observation")
         transition = Transition(obs=state.obs, action=action, reward=reward, terminated=terminated, next_obs=next_obs)
+        if config.n_step > 1:
+            transition = transition.replace(truncated=truncated)
         state = state.replace(buffer=add(state.buffer, transition), env_state=env_state, obs=obs)
         if config.normalize_obs:
             statistics = update_statistics(state.obs_statistics, transition.obs)
@@ -326,7 +334,8 @@ def make(config: Config) -> Algorithm:
         next_action, next_log_prob = sample_action(state.params.actor, next_obs, key)
         q_next = critic.apply(state.target_params, next_obs, next_action)  # [batch_size, 2]
         next_value = q_next.min(axis=-1) - jnp.exp(state.params.log_alpha) * next_log_prob  # eq. 3
-        target = batch.reward + config.gamma * jnp.where(batch.terminated, 0.0, next_value)
+        discount = config.gamma if config.n_step == 1 else batch.discount
+        target = batch.reward + discount * jnp.where(batch.terminated, 0.0, next_value)
 
         obs = preprocess(state, batch.obs)
         q = critic.apply(critic_params, obs, batch.action)  # [batch_size, 2]
@@ -364,7 +373,8 @@ def make(config: Config) -> Algorithm:
     def learn(state, key):
         shape = (config.cycle_updates,)
         sample_key, update_key = jax.random.split(key)
-        batches = sample(state.buffer, sample_key, (*shape, config.batch_size))
+        window = config.n_step, config.num_envs, config.gamma
+        batches = sample(state.buffer, sample_key, (*shape, config.batch_size), *window)
         return jax.lax.scan(update, state, (batches, jax.random.split(update_key, shape)))
 
     def cycle(state, keys):

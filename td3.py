@@ -5,7 +5,8 @@ Implementation details:
   - The actor and the targets are updated once per policy_delay critic updates (section 5.2).
   - Clipped noise smooths the target action, which is clipped to the box (section 5.3).
   - The actor maximises the first critic.
-  - LayerNorm, optional (Lyle et al. 2023, arXiv:2303.01486; Nauman et al. 2024, arXiv:2403.00514).
+  - n-step returns, optional (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy.
+  - LayerNorm, optional (Nauman et al. 2024, arXiv:2403.00514).
 
 Deviations:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -61,6 +62,7 @@ class Config:
     actor_learning_rate: NonNegative = 3e-4  # Adam step size of the actor
     critic_learning_rate: NonNegative = 3e-4  # Adam step size of the critics
     gamma: Fraction = 0.99  # discount
+    n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
     exploration_noise: NonNegative = 0.1  # std of the noise on actions in [-1, 1]
     target_noise: NonNegative = 0.2  # std of the noise on target actions in [-1, 1]
     target_noise_clip: NonNegative = 0.5  # bound of the noise on target actions
@@ -188,6 +190,8 @@ class Transition:
     reward: jax.Array  # [num_envs]
     terminated: jax.Array  # [num_envs] bool, no successor state
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
+    truncated: Any = None  # [num_envs] bool, cut by a time limit, if n_step > 1
+    discount: Any = None  # [batch_size] of the value of next_obs, in a batch if n_step > 1
 
 
 @struct.dataclass
@@ -268,6 +272,7 @@ def make(config: Config) -> Algorithm:
         )
         zero, false = jnp.float32(0), jnp.bool_(False)
         row = Transition(obs=obs[0], action=action[0], reward=zero, terminated=false, next_obs=obs[0])
+        row = row.replace(truncated=false) if config.n_step > 1 else row
         state = State(
             params=params,
             target_params=params,
@@ -299,9 +304,11 @@ def make(config: Config) -> Algorithm:
     def env_step(state, inputs):
         action, env_keys = inputs
         env_action = scale_action(action, env.action_space)
-        obs, env_state, reward, terminated, _, info = env.step(env_keys, state.env_state, env_action)
+        obs, env_state, reward, terminated, truncated, info = env.step(env_keys, state.env_state, env_action)
         next_obs = info.pop("final_observation")
         transition = Transition(obs=state.obs, action=action, reward=reward, terminated=terminated, next_obs=next_obs)
+        if config.n_step > 1:
+            transition = transition.replace(truncated=truncated)
         state = state.replace(buffer=add(state.buffer, transition), env_state=env_state, obs=obs)
         if config.normalize_obs:
             statistics = update_statistics(state.obs_statistics, transition.obs)
@@ -321,7 +328,8 @@ def make(config: Config) -> Algorithm:
         next_action = smooth(next_action, noise, config.target_noise_clip)
         q_next = critic.apply(state.target_params.critic, next_obs, next_action)  # [batch_size, 2]
         next_value = q_next.min(axis=-1)  # clipped double Q-learning, eq. 10
-        target = batch.reward + config.gamma * jnp.where(batch.terminated, 0.0, next_value)
+        discount = config.gamma if config.n_step == 1 else batch.discount
+        target = batch.reward + discount * jnp.where(batch.terminated, 0.0, next_value)
 
         obs = preprocess(state, batch.obs)
         q = critic.apply(critic_params, obs, batch.action)  # [batch_size, 2]
@@ -358,7 +366,8 @@ def make(config: Config) -> Algorithm:
     def learn(state, key):
         shape = (config.cycle_updates // config.policy_delay, config.policy_delay)
         sample_key, update_key = jax.random.split(key)
-        batches = sample(state.buffer, sample_key, (*shape, config.batch_size))
+        window = config.n_step, config.num_envs, config.gamma
+        batches = sample(state.buffer, sample_key, (*shape, config.batch_size), *window)
         return jax.lax.scan(update, state, (batches, jax.random.split(update_key, shape)))
 
     def cycle(state, keys):

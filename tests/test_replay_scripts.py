@@ -115,14 +115,15 @@ PRIME = 1_000_003  # rows of a buffer, a number that nothing else in the program
 
 
 @pytest.mark.parametrize(
-    ("script", "num_envs", "num_seeds"), [("sac", 1, 1), ("sac", 1, 3), ("dqn", 2, 1), ("td3", 1, 1)]
+    ("script", "num_envs", "num_seeds", "n_step"),
+    [("sac", 1, 1, 1), ("sac", 1, 3, 1), ("dqn", 2, 1, 1), ("td3", 1, 1, 1), ("td3", 1, 2, 3)],
 )
-def test_the_loop_works_on_the_buffer_in_place(script, num_envs, num_seeds):
+def test_the_loop_works_on_the_buffer_in_place(script, num_envs, num_seeds, n_step):
     """The compiled program of a segment has no copy of a buffer, and needs less memory than its smallest array has.
 
     One environment with an update after each step is the hard case: loops of one turn are no loops to the compiler.
     """
-    config = replace(CONFIGS[script], num_envs=num_envs, buffer_size=PRIME)
+    config = replace(CONFIGS[script], num_envs=num_envs, n_step=n_step, buffer_size=PRIME)
     algorithm, lanes = importlib.import_module(script).make(config), make_placement(num_seeds, 99)
     state = lanes.abstract(jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0)))
     program = compile_segment(lambda settings: algorithm, lanes, {}, state, capacity=2)
