@@ -68,7 +68,7 @@ class Config:
     clip_value: bool = False  # clip the value loss; no gain in Andrychowicz et al. 2021
     vf_coef: NonNegative = 0.5  # weight of the value loss
     ent_coef: NonNegative = 0.01  # weight of the entropy bonus
-    target_kl: NonNegative = 0.0  # end the updates above 1.5 times this KL (Dossa et al. 2021); 0: never
+    target_kl: NonNegative = 0.0  # updates end at 1.5 times this KL (Dossa et al. 2021); 0: never
     normalize_obs: bool = False  # normalise by running mean and variance
     normalize_reward: bool = False  # divide by the std of the discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # layers of the policy and of the value network
@@ -388,7 +388,7 @@ def make(config: Config) -> Algorithm:
         updated, metrics = update(state, batch)
         if may_stop:
             goes_on &= (config.target_kl == 0) | (metrics["approx_kl"] <= 1.5 * config.target_kl)
-            updated = jax.tree.map(lambda new, old: jnp.where(goes_on, new, old), updated, state)
+            updated = jax.lax.cond(goes_on, lambda: updated, lambda: state)
         return (updated, goes_on), (metrics, goes_on)
 
     def learn(state, transitions):

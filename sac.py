@@ -7,6 +7,8 @@ Implementation details:
   - Each batch updates the critics, the actor, alpha and the target critics, in this order.
   - n-step returns, optional (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy;
     the entropies of the steps before the last are left out.
+  - Exploration noise correlated in time, optional: AR(1), after Eberhard et al. 2023 (ICLR).
+    It goes on across episodes; the random prefill and `act` have independent noise.
   - LayerNorm, optional (Nauman et al. 2024, arXiv:2403.00514).
 
 Deviations:
@@ -69,6 +71,7 @@ class Config:
     target_entropy: float = -1.0  # target per action dimension; the paper's is -1
     gamma: Fraction = 0.99  # discount
     n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
+    noise_steps: int = 1  # correlation time of exploration noise (Eberhard et al. 2023); 1: white
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
@@ -220,6 +223,7 @@ class State:
     obs: jax.Array  # [num_envs, *obs_shape]
     key: jax.Array  # []
     obs_statistics: Any  # RunningStatistics if normalize_obs, else None
+    noise: Any  # [num_envs, action_dim] if noise_steps > 1, else None
 
 
 class Algorithm(NamedTuple):
@@ -241,6 +245,12 @@ def squash(gaussian_action: jax.Array, gaussian_log_prob: jax.Array) -> tuple[ja
     """
     correction = 2.0 * (jnp.log(2.0) - gaussian_action - nn.softplus(-2.0 * gaussian_action))
     return jnp.tanh(gaussian_action), gaussian_log_prob - correction.sum(axis=-1)
+
+
+def correlate(noise: jax.Array, normal: jax.Array, noise_steps: int) -> jax.Array:
+    """Next noise of an AR(1) process of unit variance with autocorrelation (1 - 1 / noise_steps)^lag."""
+    correlation = 1.0 - 1.0 / noise_steps
+    return correlation * noise + (1.0 - correlation**2) ** 0.5 * normal
 
 
 def make(config: Config) -> Algorithm:
@@ -289,6 +299,7 @@ def make(config: Config) -> Algorithm:
             obs=obs,
             key=key,
             obs_statistics=init_statistics(env.obs_shape) if config.normalize_obs else None,
+            noise=action if config.noise_steps > 1 else None,
         )
         shape = (num_prefill_steps, config.num_envs)
         actions = jax.random.uniform(action_key, (*shape, action_dim), jnp.float32, -1.0, 1.0)
@@ -326,7 +337,13 @@ def make(config: Config) -> Algorithm:
 
     def explore(state, keys):
         action_key, env_keys = keys
-        action, _ = sample_action(state.params.actor, preprocess(state, state.obs), action_key)
+        if config.noise_steps == 1:
+            action, _ = sample_action(state.params.actor, preprocess(state, state.obs), action_key)
+        else:
+            normal = jax.random.normal(action_key, state.noise.shape, state.noise.dtype)
+            state = state.replace(noise=correlate(state.noise, normal, config.noise_steps))
+            policy = actor.apply(state.params.actor, preprocess(state, state.obs))
+            action = jnp.tanh(policy.mode() + policy.stddev() * state.noise)
         return env_step(state, (action, env_keys))
 
     def critic_loss(critic_params, state, batch, key):

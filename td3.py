@@ -6,6 +6,8 @@ Implementation details:
   - Clipped noise smooths the target action, which is clipped to the box (section 5.3).
   - The actor maximises the first critic.
   - n-step returns, optional (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy.
+  - Exploration noise correlated in time, optional: AR(1), after Eberhard et al. 2023 (ICLR).
+    It goes on across episodes; the random prefill and `act` have independent noise.
   - LayerNorm, optional (Nauman et al. 2024, arXiv:2403.00514).
 
 Deviations:
@@ -63,6 +65,7 @@ class Config:
     critic_learning_rate: NonNegative = 3e-4  # Adam step size of the critics
     gamma: Fraction = 0.99  # discount
     n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
+    noise_steps: int = 1  # correlation time of exploration noise (Eberhard et al. 2023); 1: white
     exploration_noise: NonNegative = 0.1  # std of the noise on actions in [-1, 1]
     target_noise: NonNegative = 0.2  # std of the noise on target actions in [-1, 1]
     target_noise_clip: NonNegative = 0.5  # bound of the noise on target actions
@@ -214,6 +217,7 @@ class State:
     obs: jax.Array  # [num_envs, *obs_shape]
     key: jax.Array  # []
     obs_statistics: Any  # RunningStatistics if normalize_obs, else None
+    noise: Any  # [num_envs, action_dim] if noise_steps > 1, else None
 
 
 class Algorithm(NamedTuple):
@@ -231,6 +235,12 @@ class Algorithm(NamedTuple):
 def smooth(action: jax.Array, noise: jax.Array, noise_clip: float) -> jax.Array:
     """Target policy smoothing (Fujimoto et al. 2018, eq. 14), [batch_size, action_dim]."""
     return jnp.clip(action + jnp.clip(noise, -noise_clip, noise_clip), -1.0, 1.0)
+
+
+def correlate(noise: jax.Array, normal: jax.Array, noise_steps: int) -> jax.Array:
+    """Next noise of an AR(1) process of unit variance with autocorrelation (1 - 1 / noise_steps)^lag."""
+    correlation = 1.0 - 1.0 / noise_steps
+    return correlation * noise + (1.0 - correlation**2) ** 0.5 * normal
 
 
 def make(config: Config) -> Algorithm:
@@ -282,6 +292,7 @@ def make(config: Config) -> Algorithm:
             obs=obs,
             key=key,
             obs_statistics=init_statistics(env.obs_shape) if config.normalize_obs else None,
+            noise=action if config.noise_steps > 1 else None,
         )
         shape = (num_prefill_steps, config.num_envs)
         actions = jax.random.uniform(action_key, (*shape, action_dim), jnp.float32, -1.0, 1.0)
@@ -318,8 +329,12 @@ def make(config: Config) -> Algorithm:
     def explore(state, keys):
         action_key, env_keys = keys
         action = actor.apply(state.params.actor, preprocess(state, state.obs))
-        noise = config.exploration_noise * jax.random.normal(action_key, action.shape, action.dtype)
-        return env_step(state, (jnp.clip(action + noise, -1.0, 1.0), env_keys))
+        noise = jax.random.normal(action_key, action.shape, action.dtype)
+        if config.noise_steps > 1:
+            noise = correlate(state.noise, noise, config.noise_steps)
+            state = state.replace(noise=noise)
+        action = jnp.clip(action + config.exploration_noise * noise, -1.0, 1.0)
+        return env_step(state, (action, env_keys))
 
     def critic_loss(critic_params, state, batch, key):
         next_obs = preprocess(state, batch.next_obs)
