@@ -6,6 +6,8 @@ Implementation details:
   - Dueling network, optional (Wang et al. 2016, arXiv:1511.06581).
   - Target network: copied (tau = 1) or averaged every target_interval env steps.
   - Epsilon falls linearly with env steps; each environment explores independently.
+  - n-step returns, optional (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy.
+  - LayerNorm, optional (Gallici et al. 2024, arXiv:2407.04811).
 
 Deviations:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -62,6 +64,7 @@ class Config:
     adam_eps: Positive = 1e-8  # epsilon of Adam; 1.5e-4 to 3e-4 at Atari scale
     max_grad_norm: Positive = 10.0  # gradients are clipped to this global norm
     gamma: Fraction = 0.99  # discount
+    n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
     epsilon_start: Fraction = 1.0  # share of random actions at the start
     epsilon_end: Fraction = 0.05  # share of random actions at the end
     exploration_fraction: PositiveFraction = 0.5  # share of total_timesteps in which epsilon falls
@@ -71,6 +74,7 @@ class Config:
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     hidden_sizes: tuple[int, ...] = (128, 128)  # layers, after the convolution if there is one
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
+    layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
 
     @property
     def cycle_steps(self) -> int:
@@ -147,6 +151,7 @@ class Torso(nn.Module):
     obs_shape: tuple[int, ...]
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
@@ -163,7 +168,8 @@ class Torso(nn.Module):
 
         x = x.reshape(*leading, -1)
         for size in self.hidden_sizes:
-            x = activation(nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x))
+            x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
+            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
         return x  # [*leading, hidden_sizes[-1]]
 
 
@@ -175,10 +181,11 @@ class QNetwork(nn.Module):
     obs_shape: tuple[int, ...]
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        x = Torso(self.obs_shape, self.hidden_sizes, self.activation)(obs)
+        x = Torso(self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm)(obs)
         q = nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(x)  # [*leading, num_actions]
         if self.dueling:
             value = nn.Dense(1, kernel_init=orthogonal(1.0))(x)  # [*leading, 1]
@@ -198,6 +205,8 @@ class Transition:
     reward: jax.Array  # [num_envs]
     terminated: jax.Array  # [num_envs] bool, no successor state
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
+    truncated: Any = None  # [num_envs] bool, cut by a time limit, if n_step > 1
+    discount: Any = None  # [batch_size] of the value of next_obs, in a batch if n_step > 1
 
 
 @struct.dataclass
@@ -238,7 +247,8 @@ def make(config: Config) -> Algorithm:
     if not hasattr(env.action_space, "n"):
         raise ValueError(f"{config.env} has continuous actions, not discrete ones; use sac.py, td3.py or ppo.py")
     num_actions = env.action_space.n
-    network = QNetwork(num_actions, config.dueling, env.obs_shape, config.hidden_sizes, config.activation)
+    torso = config.hidden_sizes, config.activation, config.layer_norm
+    network = QNetwork(num_actions, config.dueling, env.obs_shape, *torso)
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
     num_prefill_steps = config.learning_starts // config.num_envs
@@ -255,6 +265,7 @@ def make(config: Config) -> Algorithm:
         obs, env_state = env.reset(jax.random.split(reset_key, config.num_envs))
         action, zero, false = jnp.int32(0), jnp.float32(0), jnp.bool_(False)
         row = Transition(obs=obs[0], action=action, reward=zero, terminated=false, next_obs=obs[0])
+        row = row.replace(truncated=false) if config.n_step > 1 else row
         state = State(
             params=params,
             target_params=params,
@@ -291,9 +302,11 @@ def make(config: Config) -> Algorithm:
 
     def env_step(state, inputs):
         action, env_keys = inputs
-        obs, env_state, reward, terminated, _, info = env.step(env_keys, state.env_state, action)
+        obs, env_state, reward, terminated, truncated, info = env.step(env_keys, state.env_state, action)
         next_obs = info.pop("final_observation")
         transition = Transition(obs=state.obs, action=action, reward=reward, terminated=terminated, next_obs=next_obs)
+        if config.n_step > 1:
+            transition = transition.replace(truncated=truncated)
         state = state.replace(buffer=add(state.buffer, transition), env_state=env_state, obs=obs)
         if config.normalize_obs:
             statistics = update_statistics(state.obs_statistics, transition.obs)
@@ -311,7 +324,8 @@ def make(config: Config) -> Algorithm:
         q_select = network.apply(state.params, next_obs) if config.double else q_next
         next_action = q_select.argmax(axis=-1, keepdims=True)
         next_value = jnp.take_along_axis(q_next, next_action, axis=-1).squeeze(-1)  # [batch_size]
-        target = batch.reward + config.gamma * jnp.where(batch.terminated, 0.0, next_value)
+        discount = config.gamma if config.n_step == 1 else batch.discount
+        target = batch.reward + discount * jnp.where(batch.terminated, 0.0, next_value)
 
         q = network.apply(params, preprocess(state, batch.obs))
         q = jnp.take_along_axis(q, batch.action[:, None], axis=-1).squeeze(-1)  # [batch_size]
@@ -325,7 +339,8 @@ def make(config: Config) -> Algorithm:
         return state.replace(params=params, opt_state=opt_state), metrics
 
     def learn(state, key):
-        batches = sample(state.buffer, key, (config.cycle_updates, config.batch_size))
+        window = config.n_step, config.num_envs, config.gamma
+        batches = sample(state.buffer, key, (config.cycle_updates, config.batch_size), *window)
         return jax.lax.scan(update, state, batches)
 
     def update_target(state, num_env_steps):

@@ -6,6 +6,9 @@ Implementation details (Huang et al. 2022, "The 37 Implementation Details of PPO
   - Adam with eps 1e-5; global norm clipping; linear learning rate annealing.
   - Separate networks; orthogonal initialisation, sqrt(2) hidden, 0.01 policy, 1 value.
   - Continuous actions: state-independent log_std; the environment gets clipped actions.
+  - target_kl, optional (Dossa et al. 2021): a minibatch whose approx_kl, before its update, is above
+    1.5 * target_kl (factor of Spinning Up) ends the updates of the iteration and makes none.
+  - LayerNorm, optional (Lyle et al. 2023, arXiv:2303.01486).
 
 Deviations:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -19,6 +22,7 @@ Metrics, mean over the updates of an iteration unless stated otherwise:
   approx_kl: mean of (ratio - 1) - log ratio (Schulman 2020)
   clip_fraction: share of ratios outside 1 +- clip_eps
   grad_norm: global norm before clipping
+  num_updates: number of updates in the iteration, if target_kl is set
   explained_variance: 1 - Var[target - value] / Var[target], before the first update
 
 Run: python ppo.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
@@ -64,10 +68,12 @@ class Config:
     clip_value: bool = False  # clip the value loss; no gain in Andrychowicz et al. 2021
     vf_coef: NonNegative = 0.5  # weight of the value loss
     ent_coef: NonNegative = 0.01  # weight of the entropy bonus
+    target_kl: NonNegative = 0.0  # updates end at 1.5 times this KL (Dossa et al. 2021); 0: never
     normalize_obs: bool = False  # normalise by running mean and variance
     normalize_reward: bool = False  # divide by the std of the discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # layers of the policy and of the value network
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
+    layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
 
     @property
     def steps_per_iteration(self) -> int:
@@ -173,6 +179,7 @@ class Torso(nn.Module):
     obs_shape: tuple[int, ...]
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
@@ -189,7 +196,8 @@ class Torso(nn.Module):
 
         x = x.reshape(*leading, -1)
         for size in self.hidden_sizes:
-            x = activation(nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x))
+            x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
+            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
         return x  # [*leading, hidden_sizes[-1]]
 
 
@@ -201,10 +209,11 @@ class ActorCritic(nn.Module):
     obs_shape: tuple[int, ...]
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[distrax.Distribution, jax.Array]:
-        x = Torso(self.obs_shape, self.hidden_sizes, self.activation)(obs)
+        x = Torso(self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm)(obs)
         x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(x)  # [*leading, num_outputs]
         if self.is_discrete:
             policy = distrax.Categorical(logits=x)
@@ -213,7 +222,7 @@ class ActorCritic(nn.Module):
             std = jnp.exp(jnp.clip(log_std, -20.0, 2.0))
             policy = distrax.MultivariateNormalDiag(x, jnp.broadcast_to(std, x.shape))
 
-        x = Torso(self.obs_shape, self.hidden_sizes, self.activation)(obs)
+        x = Torso(self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm)(obs)
         value = nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1)  # [*leading]
         return policy, value
 
@@ -313,13 +322,15 @@ def make(config: Config) -> Algorithm:
     env = make_env(config.env)
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]
-    network = ActorCritic(num_outputs, is_discrete, env.obs_shape, config.hidden_sizes, config.activation)
+    torso = config.hidden_sizes, config.activation, config.layer_norm
+    network = ActorCritic(num_outputs, is_discrete, env.obs_shape, *torso)
 
     num_updates = config.num_iterations * config.num_epochs * config.num_minibatches
     annealed = optax.linear_schedule(config.learning_rate, 0.0, num_updates)
     learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     optimizer = optax.chain(clip, optax.adam(learning_rate, eps=config.adam_eps))
+    may_stop = isinstance(config.target_kl, jax.Array) or config.target_kl > 0
 
     def init(key):
         params_key, reset_key, key = jax.random.split(key, 3)
@@ -396,6 +407,14 @@ def make(config: Config) -> Algorithm:
         metrics["grad_norm"] = optax.tree.norm(grads)
         return state.replace(params=params, opt_state=opt_state), metrics
 
+    def update_or_stop(carry, batch):
+        state, goes_on = carry
+        updated, metrics = update(state, batch)
+        if may_stop:
+            goes_on &= (config.target_kl == 0) | (metrics["approx_kl"] <= 1.5 * config.target_kl)
+            updated = jax.lax.cond(goes_on, lambda: updated, lambda: state)
+        return (updated, goes_on), (metrics, goes_on)
+
     def learn(state, transitions):
         if config.normalize_reward:
             done = transitions.terminated | transitions.truncated
@@ -411,10 +430,13 @@ def make(config: Config) -> Algorithm:
         rows = jax.vmap(shuffle, in_axes=(0, None))(epoch_keys, num_rows)  # [num_epochs, num_rows]
         rows = rows.reshape(-1, num_rows // config.num_minibatches)  # one minibatch per update
         state = state.replace(key=key)
-        state, metrics = jax.lax.scan(
-            lambda state, rows: update(state, jax.tree.map(lambda x: x[rows], batch)), state, rows
+        carry = state, jnp.bool_(True) if may_stop else None
+        (state, _), (metrics, is_update) = jax.lax.scan(
+            lambda carry, rows: update_or_stop(carry, jax.tree.map(lambda x: x[rows], batch)), carry, rows
         )
-        metrics = jax.tree.map(jnp.mean, metrics)
+        metrics = jax.tree.map(lambda x: x.mean(where=is_update), metrics)
+        if may_stop:
+            metrics["num_updates"] = is_update.sum(dtype=jnp.float32)
         unexplained = (batch.target - batch.transitions.value).var() / (batch.target.var() + 1e-8)
         metrics["explained_variance"] = 1 - unexplained
         if config.normalize_obs:

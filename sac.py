@@ -5,6 +5,11 @@ Implementation details:
   - Squashed Gaussian policy; the log-prob is computed stably (appendix C, rewritten with softplus).
   - The temperature alpha is learned towards a target entropy (section 5), or fixed.
   - Each batch updates the critics, the actor, alpha and the target critics, in this order.
+  - n-step returns, optional (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy;
+    the entropies of the steps before the last are left out.
+  - Exploration noise correlated in time, optional: AR(1), after Eberhard et al. 2023 (ICLR).
+    It goes on across episodes; the random prefill and `act` have independent noise.
+  - LayerNorm, optional (Nauman et al. 2024, arXiv:2403.00514).
 
 Deviations:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -65,9 +70,12 @@ class Config:
     alpha: Positive = 1.0  # temperature at the start
     target_entropy: float = -1.0  # target per action dimension; the paper's is -1
     gamma: Fraction = 0.99  # discount
+    n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
+    noise_steps: int = 1  # correlation time of exploration noise (Eberhard et al. 2023); 1: white
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
+    layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
 
     @property
     def cycle_steps(self) -> int:
@@ -132,12 +140,14 @@ class Torso(nn.Module):
 
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         activation = getattr(nn, self.activation)
         for size in self.hidden_sizes:
-            x = activation(nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x))
+            x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
+            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
         return x  # [..., hidden_sizes[-1]]
 
 
@@ -147,10 +157,11 @@ class Actor(nn.Module):
     action_dim: int
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> distrax.Distribution:
-        x = Torso(self.hidden_sizes, self.activation)(obs.astype(jnp.float32))
+        x = Torso(self.hidden_sizes, self.activation, self.layer_norm)(obs.astype(jnp.float32))
         mean = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x)  # [..., action_dim]
         log_std = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x)  # [..., action_dim]
         return distrax.MultivariateNormalDiag(mean, jnp.exp(jnp.clip(log_std, -20.0, 2.0)))
@@ -161,11 +172,12 @@ class Critic(nn.Module):
 
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array, action: jax.Array) -> jax.Array:
         x = jnp.concatenate([obs.astype(jnp.float32), action], axis=-1)
-        x = Torso(self.hidden_sizes, self.activation)(x)
+        x = Torso(self.hidden_sizes, self.activation, self.layer_norm)(x)
         return nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1)  # [...]
 
 
@@ -186,6 +198,8 @@ class Transition:
     reward: jax.Array  # [num_envs]
     terminated: jax.Array  # [num_envs] bool, no successor state
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
+    truncated: Any = None  # [num_envs] bool, cut by a time limit, if n_step > 1
+    discount: Any = None  # [batch_size] of the value of next_obs, in a batch if n_step > 1
 
 
 @struct.dataclass
@@ -209,6 +223,7 @@ class State:
     obs: jax.Array  # [num_envs, *obs_shape]
     key: jax.Array  # []
     obs_statistics: Any  # RunningStatistics if normalize_obs, else None
+    noise: Any  # [num_envs, action_dim] if noise_steps > 1, else None
 
 
 class Algorithm(NamedTuple):
@@ -232,6 +247,12 @@ def squash(gaussian_action: jax.Array, gaussian_log_prob: jax.Array) -> tuple[ja
     return jnp.tanh(gaussian_action), gaussian_log_prob - correction.sum(axis=-1)
 
 
+def correlate(noise: jax.Array, normal: jax.Array, noise_steps: int) -> jax.Array:
+    """Next noise of an AR(1) process of unit variance with autocorrelation (1 - 1 / noise_steps)^lag."""
+    correlation = 1.0 - 1.0 / noise_steps
+    return correlation * noise + (1.0 - correlation**2) ** 0.5 * normal
+
+
 def make(config: Config) -> Algorithm:
     """Build the pure functions of the algorithm for one lane.
 
@@ -246,8 +267,8 @@ def make(config: Config) -> Algorithm:
     if len(env.obs_shape) != 1:
         raise ValueError(f"{config.env} has observations of shape {env.obs_shape}, not vectors; use ppo.py")
     action_dim = env.action_space.shape[0]
-    actor = Actor(action_dim, config.hidden_sizes, config.activation)
-    critic = TwinCritic(config.hidden_sizes, config.activation)
+    actor = Actor(action_dim, config.hidden_sizes, config.activation, config.layer_norm)
+    critic = TwinCritic(config.hidden_sizes, config.activation, config.layer_norm)
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),
@@ -268,6 +289,7 @@ def make(config: Config) -> Algorithm:
         )
         zero, false = jnp.float32(0), jnp.bool_(False)
         row = Transition(obs=obs[0], action=action[0], reward=zero, terminated=false, next_obs=obs[0])
+        row = row.replace(truncated=false) if config.n_step > 1 else row
         state = State(
             params=params,
             target_params=params.critic,
@@ -277,6 +299,7 @@ def make(config: Config) -> Algorithm:
             obs=obs,
             key=key,
             obs_statistics=init_statistics(env.obs_shape) if config.normalize_obs else None,
+            noise=action if config.noise_steps > 1 else None,
         )
         shape = (num_prefill_steps, config.num_envs)
         actions = jax.random.uniform(action_key, (*shape, action_dim), jnp.float32, -1.0, 1.0)
@@ -301,9 +324,11 @@ def make(config: Config) -> Algorithm:
     def env_step(state, inputs):
         action, env_keys = inputs
         env_action = scale_action(action, env.action_space)
-        obs, env_state, reward, terminated, _, info = env.step(env_keys, state.env_state, env_action)
+        obs, env_state, reward, terminated, truncated, info = env.step(env_keys, state.env_state, env_action)
         next_obs = info.pop("final_observation")
         transition = Transition(obs=state.obs, action=action, reward=reward, terminated=terminated, next_obs=next_obs)
+        if config.n_step > 1:
+            transition = transition.replace(truncated=truncated)
         state = state.replace(buffer=add(state.buffer, transition), env_state=env_state, obs=obs)
         if config.normalize_obs:
             statistics = update_statistics(state.obs_statistics, transition.obs)
@@ -312,7 +337,13 @@ def make(config: Config) -> Algorithm:
 
     def explore(state, keys):
         action_key, env_keys = keys
-        action, _ = sample_action(state.params.actor, preprocess(state, state.obs), action_key)
+        if config.noise_steps == 1:
+            action, _ = sample_action(state.params.actor, preprocess(state, state.obs), action_key)
+        else:
+            normal = jax.random.normal(action_key, state.noise.shape, state.noise.dtype)
+            state = state.replace(noise=correlate(state.noise, normal, config.noise_steps))
+            policy = actor.apply(state.params.actor, preprocess(state, state.obs))
+            action = jnp.tanh(policy.mode() + policy.stddev() * state.noise)
         return env_step(state, (action, env_keys))
 
     def critic_loss(critic_params, state, batch, key):
@@ -320,7 +351,8 @@ def make(config: Config) -> Algorithm:
         next_action, next_log_prob = sample_action(state.params.actor, next_obs, key)
         q_next = critic.apply(state.target_params, next_obs, next_action)  # [batch_size, 2]
         next_value = q_next.min(axis=-1) - jnp.exp(state.params.log_alpha) * next_log_prob  # eq. 3
-        target = batch.reward + config.gamma * jnp.where(batch.terminated, 0.0, next_value)
+        discount = config.gamma if config.n_step == 1 else batch.discount
+        target = batch.reward + discount * jnp.where(batch.terminated, 0.0, next_value)
 
         obs = preprocess(state, batch.obs)
         q = critic.apply(critic_params, obs, batch.action)  # [batch_size, 2]
@@ -358,7 +390,8 @@ def make(config: Config) -> Algorithm:
     def learn(state, key):
         shape = (config.cycle_updates,)
         sample_key, update_key = jax.random.split(key)
-        batches = sample(state.buffer, sample_key, (*shape, config.batch_size))
+        window = config.n_step, config.num_envs, config.gamma
+        batches = sample(state.buffer, sample_key, (*shape, config.batch_size), *window)
         return jax.lax.scan(update, state, (batches, jax.random.split(update_key, shape)))
 
     def cycle(state, keys):

@@ -47,7 +47,28 @@ def add(buffer: Buffer, transitions: Any) -> Buffer:
     )
 
 
-def sample(buffer: Buffer, key: jax.Array, shape: tuple[int, ...]) -> Any:
-    """Transitions [*shape, ...] drawn uniformly, with replacement, from the rows written so far. Costs O(shape)."""
+def sample(
+    buffer: Buffer, key: jax.Array, shape: tuple[int, ...], n_step: int = 1, num_envs: int = 1, gamma: float = 1.0
+) -> Any:
+    """Transitions [*shape, ...] drawn uniformly, with replacement, from the rows written so far. Costs O(shape).
+
+    With n_step > 1 each is the first of a window of rows of one environment, `num_envs` rows apart. The window ends
+    after n_step rows, with the episode or with the newest row: `reward` is its discounted sum, `discount` is gamma to
+    the power of its length, `terminated` and `next_obs` are those of its last row.
+    """
     rows = jax.random.randint(key, shape, 0, buffer.size)
-    return jax.tree.map(lambda x: x[rows], buffer.transitions)
+    stored = buffer.transitions
+    batch = jax.tree.map(lambda x: x[rows], stored)
+    if n_step == 1:
+        return batch
+    capacity = len(stored.reward)
+    num_newer = (buffer.position - 1 - rows) % capacity
+    last, is_open = rows, jnp.ones(shape, bool)
+    reward, discount = batch.reward, jnp.full(shape, gamma, batch.reward.dtype)
+    for i in range(1, n_step):
+        is_open &= ~(stored.terminated[last] | stored.truncated[last]) & (i * num_envs <= num_newer)
+        last = jnp.where(is_open, (rows + i * num_envs) % capacity, last)
+        reward += jnp.where(is_open, discount * stored.reward[last], 0.0)
+        discount *= jnp.where(is_open, gamma, 1.0)
+    end = {"terminated": stored.terminated[last], "next_obs": stored.next_obs[last]}
+    return batch.replace(reward=reward, discount=discount, **end)

@@ -12,9 +12,13 @@ ACTIVATIONS = {"tanh": np.tanh, "relu": lambda x: np.maximum(x, 0)}
 
 
 def mlp(torso, head, x, activation):
-    """Dense layers and a linear head, x [..., n]."""
-    for i in range(len(torso)):
-        x = ACTIVATIONS[activation](x @ torso[f"Dense_{i}"]["kernel"] + torso[f"Dense_{i}"]["bias"])
+    """Dense layers, each with its LayerNorm if the torso has one, and a linear head, x [..., n]."""
+    for i in range(sum(name.startswith("Dense") for name in torso)):
+        x = x @ torso[f"Dense_{i}"]["kernel"] + torso[f"Dense_{i}"]["bias"]
+        if norm := torso.get(f"LayerNorm_{i}"):
+            x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+            x = x * norm["scale"] + norm["bias"]
+        x = ACTIVATIONS[activation](x)
     return x @ head["kernel"] + head["bias"]
 
 

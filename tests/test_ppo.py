@@ -148,6 +148,8 @@ CASES = {
     "continuous, clipped value, normalised": replace(
         UPDATES, **CONTINUOUS, clip_value=True, normalize_obs=True, normalize_reward=True, hidden_sizes=(6, 5)
     ),
+    "layer norm": replace(UPDATES, layer_norm=True, hidden_sizes=(6, 5)),
+    "target KL": replace(UPDATES, target_kl=0.01, clip_eps=0.02, num_epochs=8),
 }
 
 
@@ -204,6 +206,8 @@ def reference_updates(config, params, batch, adam):
     records = []
     for _ in range(config.num_epochs):
         _, metrics = reference_loss(config, params, batch)
+        if config.target_kl and metrics["approx_kl"] > 1.5 * config.target_kl:
+            break
         grads = numerical_gradient(lambda params: reference_loss(config, params, batch)[0], params)
         norm = global_norm(grads)
         records.append(metrics | {"grad_norm": norm})
@@ -211,7 +215,8 @@ def reference_updates(config, params, batch, adam):
         num_updates = config.num_iterations * config.num_epochs * config.num_minibatches
         share = 1 - adam.count / num_updates if config.anneal_learning_rate else 1.0
         params = adam.step(params, grads, share * config.learning_rate, config.adam_eps)
-    return params, {name: np.mean([record[name] for record in records]) for name in records[0]}
+    metrics = {name: np.mean([record[name] for record in records]) for name in records[0]}
+    return params, metrics | ({"num_updates": len(records)} if config.target_kl else {})
 
 
 def scale_rewards_loop(reward, done, gamma):
@@ -299,6 +304,7 @@ def test_an_iteration_equals_numpy(case):
         residual = batch["target"] - batch["value"]
         expected["explained_variance"] = 1 - residual.var() / batch["target"].var()
         assert metrics.keys() == expected.keys()
+        assert iteration or expected.get("num_updates", 0) < config.num_epochs, "the target KL has to end the updates"
         for name, value in expected.items():
             np.testing.assert_allclose(metrics[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
         assert metrics["clip_fraction"] > 0.05, (
@@ -317,9 +323,27 @@ def test_an_iteration_equals_numpy(case):
             np.testing.assert_array_equal(action, outputs.argmax(axis=-1))
 
 
+def test_a_target_kl_ends_the_updates_of_an_iteration():
+    """Nothing moves, and all run; huge steps, and the second minibatch ends them; a huge target changes nothing."""
+    config = replace(SMALL, num_epochs=3, num_minibatches=2, total_timesteps=96, learning_rate=0.0, target_kl=1e-3)
+    numbers = []
+    for changes in ({}, {"learning_rate": 1.0}, {"learning_rate": 1.0, "target_kl": 1e9}):
+        _, init, step = compiled(replace(config, **changes))
+        state, metrics = step(init(jax.random.key(0)), 0)
+        count = optax.tree_utils.tree_get(state.opt_state, "count", filtering=lambda path, _: "Adam" in str(path))
+        assert metrics["num_updates"] == count
+        assert np.isfinite(metrics["grad_norm"])
+        numbers.append(int(count))
+    assert numbers == [6, 1, 6]
+    _, init, step = compiled(replace(config, learning_rate=1.0, target_kl=0.0))
+    unlimited, metrics = step(init(jax.random.key(0)), 0)
+    assert "num_updates" not in metrics
+    jax.tree.map(np.testing.assert_array_equal, unlimited.params, state.params)
+
+
 def test_images_pass_a_convolution():
     """The product of patches and kernel is the 3x3 convolution that the documentation names."""
-    torso = Torso(obs_shape=(6, 7, 4), hidden_sizes=(), activation="tanh")
+    torso = Torso(obs_shape=(6, 7, 4), hidden_sizes=(), activation="tanh", layer_norm=True)
     images = jax.random.normal(jax.random.key(0), (5, 2, 6, 7, 4))
     params = torso.init(jax.random.key(1), images)
     kernel, bias = params["params"]["Dense_0"]["kernel"], params["params"]["Dense_0"]["bias"] + 0.1
@@ -336,7 +360,7 @@ def test_images_pass_a_convolution():
 @pytest.mark.parametrize("shape", [(), (3,), (10, 5), (2, 5, 3), (3, 3, 3, 3)])
 def test_other_observations_are_flattened(shape):
     """Row by row, behind any number of leading axes; an image too small for a 3x3 convolution is flattened too."""
-    torso = Torso(obs_shape=shape, hidden_sizes=(), activation="tanh")
+    torso = Torso(obs_shape=shape, hidden_sizes=(), activation="tanh", layer_norm=True)
     for leading in ((), (4,), (2, 4)):
         obs = np.arange(np.prod(leading + shape, dtype=int)).reshape(leading + shape)
         np.testing.assert_array_equal(torso.apply({}, obs), obs.reshape(*leading, -1))

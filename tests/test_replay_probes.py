@@ -96,6 +96,18 @@ def test_an_end_is_an_end(script, room):
     assert fixed_point < 0.5 / (1 - GAMMA)
 
 
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_values_of_three_steps(script):
+    """n_step = 3. Of the five places in an episode that ends, two have the whole window and a bootstrap behind it, the
+    others 3, 2 and 1 rewards. One step would have another fixed point."""
+    np.testing.assert_allclose(values_of(script, "Values", n_step=3), [[1, 2, -1, GAMMA, 1]] * NUM_SEEDS, atol=0.05)
+    returns = [sum(GAMMA**k for k in range(n)) for n in (3, 3, 3, 2, 1)]
+    fixed_point = np.mean(returns) / (1 - 2 / probes.LIMIT * GAMMA**3)
+    assert fixed_point < 0.9 / (1 - GAMMA * (1 - 1 / probes.LIMIT))
+    values = values_of(script, "Limits", n_step=3).mean(axis=0)  # that of an end is noisy
+    np.testing.assert_allclose(values, [1 / (1 - GAMMA), fixed_point, fixed_point], rtol=0.05)
+
+
 @pytest.mark.parametrize("flags", [{"double": False}, {"dueling": True, "loss": "huber", "tau": 0.1}], ids=str)
 def test_dqn_with_other_flags(flags):
     np.testing.assert_allclose(values_of("dqn", "Values", **flags), [[1, 2, -1, GAMMA, 1]] * NUM_SEEDS, atol=0.05)

@@ -36,6 +36,38 @@ def rank_promotion():
         yield
 
 
+@pytest.mark.parametrize("script", ["sac", "td3"])
+@pytest.mark.parametrize("noise_steps", [2, 20])
+def test_noise_is_correlated_in_time_and_of_unit_variance(script, noise_steps):
+    """1,000 processes that begin at 0, 300 steps: variance 1 and autocorrelation (1 - 1 / noise_steps) ** lag."""
+    normals = jax.random.normal(jax.random.key(0), (300, 1000))
+    correlate = importlib.import_module(script).correlate
+    body = lambda noise, normal: (correlate(noise, normal, noise_steps),) * 2  # noqa: E731
+    noise = np.asarray(jax.lax.scan(body, jnp.zeros(1000), normals)[1])[150:]
+    assert abs(noise.mean()) < 0.05
+    for lag in (0, 1, 5, 20):
+        expected = (1 - 1 / noise_steps) ** lag
+        assert abs((noise[: 150 - lag] * noise[lag:]).mean() - expected) < 0.05
+
+
+@pytest.mark.parametrize("script", ["sac", "td3"])
+def test_exploration_follows_the_noise(script):
+    """With a policy that says 0, and std 1 for SAC, the stored actions are the noise, squashed or clipped."""
+    config = replace(CONFIGS[script], num_envs=2, train_interval=8, gradient_steps=2, noise_steps=20)
+    config = replace(config, **({"exploration_noise": 0.5} if script == "td3" else {}))
+    algorithm = importlib.import_module(script).make(config)
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    actor = jax.tree.map(jnp.zeros_like, state.params.actor)
+    rates = {"actor_learning_rate": 0.0, "critic_learning_rate": 0.0}
+    step = jax.jit(importlib.import_module(script).make(replace(config, **rates)).step)
+    state, _ = step(state.replace(params=state.params.replace(actor=actor)), 0)
+    actions = np.asarray(state.buffer.transitions.action)[24:48].reshape(12, 2)  # [steps, num_envs]
+    noise = np.arctanh(actions) if script == "sac" else actions / 0.5
+    np.testing.assert_allclose(noise[-1], np.ravel(state.noise), rtol=1e-4)
+    assert (np.abs(np.diff(noise, axis=0)) < 4 * np.sqrt(1 - 0.95**2)).all()
+    assert (noise[:, 0] != noise[:, 1]).all()
+
+
 def test_smoothing_clips_the_noise_and_the_action():
     action, noise = jnp.array([[0.0], [0.0], [0.9]]), jnp.array([[0.2], [3.0], [0.4]])
     np.testing.assert_allclose(td3.smooth(action, noise, 0.5), [[0.2], [0.5], [1.0]], rtol=1e-6)
@@ -61,7 +93,9 @@ def test_squashing_is_finite_far_in_the_tails():
 
 
 def test_twin_critics_start_different():
-    params = sac.TwinCritic((8,), "relu").init(jax.random.key(0), jnp.zeros((1, 3)), jnp.zeros((1, 1)))
+    params = sac.TwinCritic((8,), "relu", layer_norm=False).init(
+        jax.random.key(0), jnp.zeros((1, 3)), jnp.zeros((1, 1))
+    )
     for kernel in (x for x in jax.tree.leaves(params) if x.ndim == 3):
         assert (kernel[0] != kernel[1]).any()
 
@@ -113,14 +147,15 @@ PRIME = 1_000_003  # rows of a buffer, a number that nothing else in the program
 
 
 @pytest.mark.parametrize(
-    ("script", "num_envs", "num_seeds"), [("sac", 1, 1), ("sac", 1, 3), ("dqn", 2, 1), ("td3", 1, 1)]
+    ("script", "num_envs", "num_seeds", "n_step"),
+    [("sac", 1, 1, 1), ("sac", 1, 3, 1), ("dqn", 2, 1, 1), ("td3", 1, 1, 1), ("td3", 1, 2, 3)],
 )
-def test_the_loop_works_on_the_buffer_in_place(script, num_envs, num_seeds):
+def test_the_loop_works_on_the_buffer_in_place(script, num_envs, num_seeds, n_step):
     """The compiled program of a segment has no copy of a buffer, and needs less memory than its smallest array has.
 
     One environment with an update after each step is the hard case: loops of one turn are no loops to the compiler.
     """
-    config = replace(CONFIGS[script], num_envs=num_envs, buffer_size=PRIME)
+    config = replace(CONFIGS[script], num_envs=num_envs, n_step=n_step, buffer_size=PRIME)
     algorithm, lanes = importlib.import_module(script).make(config), make_placement(num_seeds, 99)
     state = lanes.abstract(jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0)))
     program = compile_segment(lambda settings: algorithm, lanes, {}, state, capacity=2)

@@ -47,11 +47,16 @@ CASES = {
     "dqn, Huber, soft targets, normalised": replace(
         DQN, loss="huber", tau=0.3, target_interval=4, normalize_obs=True, hidden_sizes=(5, 4)
     ),
+    "dqn, layer norm, 3 steps": replace(
+        DQN, layer_norm=True, n_step=3, dueling=True, hidden_sizes=(5, 4), activation="tanh"
+    ),
     "sac": SAC,
     "sac, fixed alpha, tanh": replace(SAC, alpha_learning_rate=0.0, alpha=0.3, activation="tanh"),
     "sac, normalised": replace(SAC, normalize_obs=True, hidden_sizes=(4, 3), activation="tanh"),
+    "sac, layer norm, 3 steps": replace(SAC, layer_norm=True, n_step=3, activation="tanh"),
     "td3": TD3,
     "td3, policy delay 1, tanh": replace(TD3, policy_delay=1, activation="tanh"),
+    "td3, layer norm, 3 steps": replace(TD3, layer_norm=True, n_step=3, activation="tanh"),
     "td3, normalised": replace(TD3, normalize_obs=True, gradient_steps=4, hidden_sizes=(4, 3), activation="tanh"),
 }
 
@@ -62,11 +67,12 @@ def rank_promotion(compilations):
         yield
 
 
-def newest(buffer, key, shape):
-    """In place of the replay's draw: the rows written last, backwards."""
+def newest(buffer, key, shape, n_step=1, *_):
+    """In place of the replay's draw: the rows written last, backwards; with n_step > 1 a discount for each."""
     del key
     rows = (buffer.position - 1 - jnp.arange(np.prod(shape)).reshape(shape)) % len(buffer.transitions.reward)
-    return jax.tree.map(lambda x: x[rows], buffer.transitions)
+    batch = jax.tree.map(lambda x: x[rows], buffer.transitions)
+    return batch if n_step == 1 else batch.replace(discount=jnp.cos(batch.reward) ** 2)
 
 
 def known_noise(key, shape=(), dtype=jnp.float32):
@@ -86,6 +92,10 @@ class Reference:
         """Compare what is learned."""
         for mine, theirs in ((self.params, state.params), (self.target_params, state.target_params)):
             jax.tree.map(lambda x, y: np.testing.assert_allclose(y, x, rtol=1e-3, atol=2e-4), mine, theirs)
+
+    def target(self, batch, next_value):
+        discount = self.config.gamma if batch.discount is None else batch.discount
+        return batch.reward + discount * (1 - batch.terminated) * next_value
 
     def mlp(self, params, x):
         return mlp(params["params"].get("Torso_0", {}), params["params"]["Dense_0"], x, self.config.activation)
@@ -116,7 +126,7 @@ class ReferenceDQN(Reference):
         config, batch = self.config, batches[0]
         select = self.q(self.params if config.double else self.target_params, batch.next_obs)
         q_next = self.q(self.target_params, batch.next_obs)[np.arange(config.batch_size), select.argmax(axis=-1)]
-        target = batch.reward + config.gamma * (1 - batch.terminated) * q_next
+        target = self.target(batch, q_next)
         loss, q = self.loss(self.params, target, batch)
         grads = numerical_gradient(lambda params: self.loss(params, target, batch)[0], self.params)
         grads = jax.tree.map(lambda x: x * min(1.0, config.max_grad_norm / global_norm(grads)), grads)
@@ -219,7 +229,7 @@ class ReferenceSAC(ReferenceActorCritic):
         config, batch, alpha = self.config, batches[0], np.exp(self.params.log_alpha)
         next_action, next_log_prob = self.sample(self.params.actor, batch.next_obs)
         q_next = self.q(self.target_params, batch.next_obs, next_action).min(axis=-1)
-        target = batch.reward + config.gamma * (1 - batch.terminated) * (q_next - alpha * next_log_prob)
+        target = self.target(batch, q_next - alpha * next_log_prob)
         metrics = self.update_critic(target, batch)
 
         def actor_loss(actor):
@@ -249,7 +259,7 @@ class ReferenceTD3(ReferenceActorCritic):
             next_action = np.tanh(self.mlp(self.target_params.actor, batch.next_obs))
             next_action = np.clip(next_action + smoothing, -1, 1)
             q_next = self.q(self.target_params.critic, batch.next_obs, next_action).min(axis=-1)
-            target = batch.reward + config.gamma * (1 - batch.terminated) * q_next
+            target = self.target(batch, q_next)
             records.append(self.update_critic(target, batch))
         obs = batches[-1].obs
         metrics = self.update_actor(
@@ -265,7 +275,7 @@ REFERENCES = {"dqn": ReferenceDQN, "sac": ReferenceSAC, "td3": ReferenceTD3}
 def batches_of(config, state):
     """What `newest` returns in the one cycle of an iteration, normalised as the networks see it."""
     shape = (config.gradient_steps, config.batch_size)
-    batch = jax.tree.map(np.asarray, newest(state.buffer, None, shape))
+    batch = jax.tree.map(np.asarray, newest(state.buffer, None, shape, config.n_step))
     batch = batch.replace(
         obs=normalized(state.obs_statistics, batch.obs), next_obs=normalized(state.obs_statistics, batch.next_obs)
     )

@@ -50,6 +50,7 @@ SWEPT = {
         "clip_eps": 1e-4,
         "vf_coef": 0.1,
         "ent_coef": 0.5,
+        "target_kl": 1e-9,
     },
     "dqn": {
         "tau": 0.3,
@@ -84,6 +85,13 @@ SWEPT = {
 DISCRETE, CONTINUOUS = "Probe-Recorder", "Probe-Recorder-Continuous"
 ACTIONS = {"ppo": (DISCRETE, CONTINUOUS), "dqn": (DISCRETE,), "sac": (CONTINUOUS,), "td3": (CONTINUOUS,)}
 CASES = [(script, env) for script in SCRIPTS for env in ACTIONS[script]]
+OPTIONS = {  # what is off by default and changes the program, all of it at once
+    "ppo": {"layer_norm": True, "clip_value": True, "target_kl": 0.01},
+    "dqn": {"layer_norm": True, "n_step": 3, "dueling": True, "loss": "huber"},
+    "sac": {"layer_norm": True, "n_step": 3, "noise_steps": 5},
+    "td3": {"layer_norm": True, "n_step": 3, "noise_steps": 5},
+}
+WITH_OPTIONS = [(script, ACTIONS[script][0], OPTIONS[script]) for script in SCRIPTS]
 FIRST_CASES = [(script, ACTIONS[script][0]) for script in SCRIPTS]
 both_actions = pytest.mark.parametrize(("script", "env"), CASES)
 each_script = pytest.mark.parametrize(("script", "env"), FIRST_CASES)
@@ -255,8 +263,9 @@ def test_float_fields_can_be_swept(script, env):
     for i, name in enumerate(values):
         assert not np.array_equal(data(swept.params)[0][i + 1], data(swept.params)[0][0]), name
     unswept = [jax.tree.map(lambda x: x[0], run_of(config)), jax.jit(train_of(replace(config, **values)))(SEEDS[0])]
-    for i, expected in zip((0, len(values) + 1), unswept, strict=True):
-        assert_close(lane((swept, metrics), i), data(expected))
+    for i, (state, expected) in zip((0, len(values) + 1), unswept, strict=True):
+        known = {name: metrics[name] for name in expected}  # some are recorded if a setting is on, or may be
+        assert_close(lane((swept, known), i), data((state, expected)))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -474,11 +483,11 @@ def modes(**named):
         yield
 
 
-@both_actions
+@pytest.mark.parametrize(("script", "env", "options"), [(*case, {}) for case in CASES] + WITH_OPTIONS)
 @pytest.mark.usefixtures("exempt_dependencies", "few_objects")
-def test_two_iterations_build_in_every_mode(script, env):
+def test_two_iterations_build_in_every_mode(script, env, options):
     """One lane: the checker of keys does not know vmap's transpose (jax/experimental/key_reuse/_core.py, line 320)."""
-    config = config_of(script, env, iterations=2)
+    config = config_of(script, env, iterations=2, **options)
     with modes(**BUILT):
         key = jax.random.key(0)  # one that nobody has used
         state, metrics = jax.eval_shape(jax.jit(train_of(config)), key)
@@ -510,11 +519,13 @@ def test_building_in_every_mode_notices_a_defect(mode):
         LEAKED.clear()
 
 
-@pytest.mark.parametrize(("script", "env"), [(script, ACTIONS[script][-1]) for script in SCRIPTS])
+@pytest.mark.parametrize(
+    ("script", "env", "options"), [(script, ACTIONS[script][-1], {}) for script in SCRIPTS] + WITH_OPTIONS
+)
 @pytest.mark.parametrize("mode", RUN)
-def test_iterations_run_in_mode(mode, script, env):
+def test_iterations_run_in_mode(mode, script, env, options):
     """Episodes end in all iterations: without one, episode_return is NaN on purpose, and jax_debug_nans would stop."""
-    config = config_of(script, env)
+    config = config_of(script, env, **options)
     with modes(**{mode: RUN[mode]}):
         state, metrics = jax.jit(train_of(config))(jax.random.key(7))
         assert np.all(metrics["num_episodes"] > 0)
