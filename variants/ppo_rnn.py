@@ -1,20 +1,16 @@
-"""Recurrent PPO: ppo.py (Schulman et al. 2017, arXiv:1707.06347) with a memory, for observations that do not tell all.
+"""Recurrent PPO (Schulman et al. 2017, arXiv:1707.06347), a GRU (Cho et al. 2014, arXiv:1406.1078) in each network.
 
 Implementation details (Huang et al. 2022, "The 37 Implementation Details of PPO"):
   - Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438).
-  - Shuffled minibatches of whole sequences; advantages are normalised per minibatch.
+  - Shuffled minibatches of whole sequences, one per environment; advantages are normalised per minibatch.
   - Adam with eps 1e-5; global norm clipping; linear learning rate annealing.
-  - Separate networks; orthogonal initialisation, sqrt(2) hidden, 1 GRU, 0.01 policy, 1 value.
+  - Separate networks; orthogonal initialisation, sqrt(2) hidden, 0.01 policy, 1 value.
   - Continuous actions: state-independent log_std; the environment gets clipped actions.
-
-The memory (Cho et al. 2014, arXiv:1406.1078: a GRU in each network):
-  - It is zero where an episode begins, after a termination and after a time limit.
-  - Each sequence of a minibatch is one environment's rollout; it starts from the memory that the
-    rollout started from, and gradients go back to there.
+  - The memory is zero where an episode begins. A sequence starts from the memory that its rollout
+    started from, and gradients stop there.
 
 Deviations:
-  - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378): the true next
-    observation is valued with the memory of the episode that was cut.
+  - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
   - Continuous actions live in [-1, 1] and are scaled to the environment's box.
   - Observation statistics change after the epochs: the first minibatch is exactly on-policy.
 
@@ -45,7 +41,6 @@ import optax
 from flax import struct
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
-
 from common.config import Fraction, NonNegative, Positive, validate
 from common.environment import episode_metrics, make_env, scale_action
 from common.initializers import orthogonal
@@ -115,6 +110,8 @@ CRAFTAX = Config(total_timesteps=100_000_000, num_envs=256, num_steps=64, num_mi
 PRESETS: dict[str, Config] = {
     preset.env: preset
     for preset in (
+        Config("MemoryChain-bsuite", total_timesteps=50_000, num_envs=16, num_steps=64, learning_rate=2.5e-3),
+        # Those of ppo.py, not yet measured with a memory.
         Config("CartPole-v1", total_timesteps=200_000, num_envs=8, num_steps=64, learning_rate=2.5e-3),
         Config(
             "Acrobot-v1",
@@ -185,25 +182,33 @@ class Memory(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, memory: jax.Array, done: jax.Array | None) -> jax.Array:
-        cell = nn.GRUCell(memory.shape[-1], kernel_init=orthogonal(1.0), recurrent_kernel_init=orthogonal(1.0))
-        if done is None:
-            return cell(memory, x)[1]  # [*leading, memory_size]
+        size = memory.shape[-1]
+        x = nn.Dense(3 * size, kernel_init=orthogonal(1.0))(x)  # of all steps at once
+        kernel = self.param("kernel", orthogonal(1.0), (size, 3 * size), jnp.float32)
 
-        def advance(cell, memory, inputs):
+        def advance(memory, inputs):
             x, done = inputs
-            memory, features = cell(memory, x)
-            return jnp.where(done[:, None], 0.0, memory), features
+            from_x, from_memory = jnp.split(x, 3, axis=-1), jnp.split(memory @ kernel, 3, axis=-1)
+            reset, update = nn.sigmoid(from_x[0] + from_memory[0]), nn.sigmoid(from_x[1] + from_memory[1])
+            candidate = jnp.tanh(from_x[2] + reset * from_memory[2])
+            features = update * memory + (1.0 - update) * candidate
+            return jnp.where(done[..., None], 0.0, features), features
 
-        scan = nn.scan(advance, variable_broadcast="params", split_rngs={"params": False})
-        return scan(cell, memory, (x, done))[1]  # [num_steps, num_rows, memory_size]
+        if done is None:
+            return advance(memory, (x, jnp.zeros(x.shape[:-1], bool)))[1]  # [*leading, memory_size]
+        return jax.lax.scan(advance, memory, (x, done))[1]  # [num_steps, num_rows, memory_size]
+
+
+TwinMemory = nn.vmap(  # two that share nothing: params [2, ...], memory [..., 2, memory_size]
+    Memory, in_axes=(-2, -2, None), out_axes=-2, axis_size=2, variable_axes={"params": 0}, split_rngs={"params": True}
+)
 
 
 class ActorCritic(nn.Module):
-    """Policy and value: two networks without shared parameters, each with a memory [..., memory_size].
+    """Policy and value: two networks without shared parameters, each with a memory.
 
-    Without `done` one step: obs [*leading, *obs_shape] and memory [*leading, 2, memory_size] before it. With `done`
-    [num_steps, num_rows], where episodes ended, sequences: obs [num_steps, num_rows, *obs_shape], and memory
-    [num_rows, 2, memory_size] before the first step. The memory returned is that after each observation.
+    One step has obs [*leading, *obs_shape] and memory [*leading, 2, memory_size]. Sequences have `num_steps` before the
+    shape of obs, and `done` [num_steps, num_rows], after which the memory is zero. Returns the memory after each obs.
     """
 
     num_outputs: int  # number of actions, or action_dim
@@ -216,9 +221,10 @@ class ActorCritic(nn.Module):
     def __call__(
         self, obs: jax.Array, memory: jax.Array, done: jax.Array | None = None
     ) -> tuple[distrax.Distribution, jax.Array, jax.Array]:
-        x = Torso(self.obs_shape, self.hidden_sizes, self.activation)(obs)
-        x = policy_memory = Memory()(x, memory[..., 0, :], done)
-        x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(x)  # [*leading, num_outputs]
+        x = [Torso(self.obs_shape, self.hidden_sizes, self.activation)(obs) for _ in range(2)]
+        memory = TwinMemory()(jnp.stack(x, axis=-2), memory, done)
+
+        x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(memory[..., 0, :])  # [*leading, num_outputs]
         if self.is_discrete:
             policy = distrax.Categorical(logits=x)
         else:
@@ -226,10 +232,8 @@ class ActorCritic(nn.Module):
             std = jnp.exp(jnp.clip(log_std, -20.0, 2.0))
             policy = distrax.MultivariateNormalDiag(x, jnp.broadcast_to(std, x.shape))
 
-        x = Torso(self.obs_shape, self.hidden_sizes, self.activation)(obs)
-        x = value_memory = Memory()(x, memory[..., 1, :], done)
-        value = nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1)  # [*leading]
-        return policy, value, jnp.stack([policy_memory, value_memory], axis=-2)
+        value = nn.Dense(1, kernel_init=orthogonal(1.0))(memory[..., 1, :]).squeeze(-1)  # [*leading]
+        return policy, value, memory
 
 
 # -- Data ------------------------------------------------------------------------------------------
@@ -391,8 +395,7 @@ def make(config: Config) -> Algorithm:
 
     def loss(params, state, batch):
         old = batch.transitions  # as collected, before the first update
-        done = old.terminated | old.truncated
-        policy, v, _ = network.apply(params, preprocess(state, old.obs), old.memory[0], done)
+        policy, v, _ = network.apply(params, preprocess(state, old.obs), old.memory[0], old.terminated | old.truncated)
         log_ratio = policy.log_prob(old.action) - old.log_prob  # [num_steps, num_rows]
         ratio = jnp.exp(log_ratio)
         advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
