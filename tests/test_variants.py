@@ -9,16 +9,15 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import ppo_rnn
 import probes
 import pytest
+import sac_discrete
 from flax import struct
-from gymnax.environments import spaces
 from helpers import ROOT, call, capture, execute, flags, run_differences, small_run
 from test_scripts import BUILT, RUN, data, exempt_dependencies, few_objects, modes  # noqa: F401  # two are fixtures
 
 import ppo
-import ppo_rnn
-import sac_discrete
 from common.runner import render
 from common.runner.load import load
 
@@ -62,16 +61,25 @@ def replay(algorithm, state, record, env, starts_again=True):
     return memory[0]
 
 
+@cache
+def collected(env):
+    """Algorithm, State and metrics [2, 3] after three iterations, of a lane that does not learn and one that does."""
+    config = replace(RECURRENT, env=env, total_timesteps=150, clip_eps=1e-5)
+
+    def train(learning_rate, key):
+        return ppo_rnn.make_train(replace(config, learning_rate=learning_rate))(key)
+
+    rates = jnp.array([0.0, 1e-2])
+    return ppo_rnn.make(config), *jax.jit(jax.vmap(train, in_axes=(0, None)))(rates, jax.random.key(1))
+
+
 def test_the_memory_starts_again_after_either_end():
-    """With learning rate 0 two iterations leave the memory of a loop over `act`, which is zero where episodes begin."""
-    algorithm = ppo_rnn.make(replace(RECURRENT, learning_rate=0.0))
-    state = jax.jit(algorithm.init)(jax.random.key(0))
-    for iteration in range(2):
-        state, _ = jax.jit(algorithm.step)(state, iteration)
+    """Without learning, the memory is that of a loop over `act` in which it is zero where episodes begin."""
+    algorithm, state, _ = collected("Probe-Recorder")
+    state = jax.tree.map(lambda x: x[0], state)
     record = jax.tree.map(np.asarray, probes.recorded(state.env_state))
-    steps = slice(0, 32)
-    assert (record.terminated & ~record.truncated)[:, steps].any(axis=1).all()
-    assert (record.truncated & ~record.terminated)[:, steps].any(axis=1).all()
+    assert (record.terminated & ~record.truncated)[:, :48].any(axis=1).all()
+    assert (record.truncated & ~record.terminated)[:, :48].any(axis=1).all()
     for env in range(3):
         expected = replay(algorithm, state, record, env)
         np.testing.assert_allclose(state.memory[env], expected, rtol=1e-4, atol=1e-6)
@@ -82,14 +90,12 @@ def test_the_memory_starts_again_after_either_end():
 
 @pytest.mark.parametrize("env", ["Probe-Recorder", "Probe-Recorder-Continuous"])
 def test_without_learning_every_ratio_is_one(env):
-    """In every minibatch of three iterations: sequences are valued as they were collected, ends and memory included."""
-    config = replace(RECURRENT, env=env, total_timesteps=150, learning_rate=0.0, clip_eps=1e-5)
-    run = jax.jit(ppo_rnn.make_train(config))
-    _, metrics = run(jax.random.key(1))
-    np.testing.assert_array_equal(metrics["clip_fraction"], [0.0] * 3)
-    np.testing.assert_allclose(metrics["approx_kl"], 0.0, atol=1e-9)
-    _, metrics = jax.jit(ppo_rnn.make_train(replace(config, learning_rate=1e-2)))(jax.random.key(1))
-    assert metrics["clip_fraction"].min() > 0.3
+    """In every minibatch of three iterations: sequences are valued as they were collected, ends and memory included.
+    The lane that learns is the control."""
+    _, _, metrics = collected(env)
+    np.testing.assert_array_equal(metrics["clip_fraction"][0], [0.0] * 3)
+    np.testing.assert_allclose(metrics["approx_kl"][0], 0.0, atol=1e-9)
+    assert metrics["clip_fraction"][1].min() > 0.3
 
 
 def test_a_memory_of_each_network():
@@ -134,69 +140,64 @@ def test_minibatches_are_of_whole_environments():
 @struct.dataclass
 class SignalState:
     sign: jax.Array
+    is_limit: jax.Array
     truncated: jax.Array
 
 
 class Signal(probes.Probe):
-    """The first observation is 1 or -1, the later ones are 0; each step pays the first one and ends the episode with
-    probability 1/4: by its limit, or truly."""
+    """The first observation, (sign, is_limit), is zero afterwards. Each step pays the sign and ends the episode with
+    probability 1/4: by its limit where is_limit is 1, truly where it is -1."""
 
-    obs_shape = (1,)
-
-    def __init__(self, is_limit):
-        self.is_limit = is_limit
+    obs_shape = (2,)
 
     def reset_env(self, key, params):
-        sign = jax.random.rademacher(key, (), jnp.float32)
-        return sign[None], SignalState(sign, jnp.bool_(False))
+        obs = jax.random.rademacher(key, (2,), jnp.float32)
+        return obs, SignalState(*obs, jnp.bool_(False))
 
     def step_env(self, key, state, action, params):
-        ends = jax.random.uniform(key) < 0.25
-        state = state.replace(truncated=ends & self.is_limit)
-        return jnp.zeros(1), state, state.sign, ends & (not self.is_limit), {}
+        ends, is_limit = jax.random.uniform(key) < 0.25, state.is_limit > 0
+        return jnp.zeros(2), state.replace(truncated=ends & is_limit), state.sign, ends & ~is_limit, {}
 
 
-SIGNALS = {"Probe-Signal-Limit": 1 / (1 - GAMMA), "Probe-Signal-End": 1 / (1 - 0.75 * GAMMA)}
-for name in SIGNALS:
-    if name not in gymnax.registered_envs:
-        gymnax.register(name, lambda name=name: Signal(name == "Probe-Signal-Limit"))
+if "Probe-Signal" not in gymnax.registered_envs:
+    gymnax.register("Probe-Signal", Signal)
+SIGNALS = np.array([[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
+VALUES = SIGNALS[:, 0] / (1 - GAMMA * np.array([1.0, 1.0, 0.75, 0.75]))
 
 
-def signal_config(module, env):
-    fields = {"num_minibatches": 2, "learning_rate": 0.01, "gamma": GAMMA, "ent_coef": 0.0, "hidden_sizes": (16,)}
-    fields |= {"memory_size": 8} if module is ppo_rnn else {}
-    return module.Config(env, 50_000, 16, 32, **fields)
-
-
-@pytest.mark.parametrize("env", SIGNALS)
-def test_values_are_remembered_and_a_time_limit_is_not_an_end(env):
-    """The value of both signals, when they are seen and after two steps. After a limit the true next observation tells
-    nothing: its value is right only with the memory of the episode that was cut, this step's observation included."""
-    algorithm, state, _ = trained(ppo_rnn, signal_config(ppo_rnn, env))
-    signs = jnp.array([[1.0], [-1.0]])
+def signal_values(module, **changes):
+    """Learned values of the four signals when they are seen, [num_seeds, 4], and of the two steps that follow."""
+    fields = {"learning_rate": 0.01, "gamma": GAMMA, "gae_lambda": 0.5, "ent_coef": 0.0, "hidden_sizes": (16,)}
+    config = module.Config("Probe-Signal", 40_000, 16, 20, num_minibatches=2, **fields, **changes)
+    algorithm, state, _ = trained(module, config)
 
     def values(state):
-        memory, found = algorithm.initial_memory(2), []
-        for obs in (signs, 0 * signs, 0 * signs):
-            found.append(algorithm.value(state, obs, memory))
-            _, memory = algorithm.act(state, obs, memory)
-        return jnp.stack(found)  # [3 steps, 2 signs]
+        memory, found = (algorithm.initial_memory(4),) if module is ppo_rnn else (), []
+        for obs in (SIGNALS, 0 * SIGNALS, 0 * SIGNALS):
+            found.append(algorithm.value(state, jnp.float32(obs), *memory))
+            memory = algorithm.act(state, jnp.float32(obs), *memory)[1:] if memory else ()
+        return jnp.stack(found)
 
-    expected = SIGNALS[env] * np.array([1.0, -1.0])
-    actual = jax.vmap(values)(jax.tree.map(lambda x: x[0], state))
-    np.testing.assert_allclose(actual, np.broadcast_to(expected, actual.shape), rtol=0.07)
+    return np.moveaxis(jax.vmap(values)(jax.tree.map(lambda x: x[0], state)), 1, 0)
 
 
-def test_without_a_memory_the_later_values_are_lost():
-    """The negative control: an observation of 0 is worth 0 on average, so 1 is worth no more than its own reward."""
-    algorithm, state, _ = trained(ppo, signal_config(ppo, "Probe-Signal-Limit"))
-    values = jax.vmap(algorithm.value, in_axes=(0, None))(jax.tree.map(lambda x: x[0], state), jnp.eye(1))
-    np.testing.assert_allclose(values, 1.0, atol=0.5)
+def test_values_are_remembered_and_a_time_limit_is_not_an_end():
+    """After a limit the true next observation tells nothing: its value is right only with the memory of the episode
+    that was cut, this step's observation included."""
+    for values in signal_values(ppo_rnn, memory_size=8):
+        np.testing.assert_allclose(values, [VALUES] * NUM_SEEDS, atol=0.5)
+
+
+def test_without_a_memory_later_values_are_lost():
+    """The negative control: an observation of 0 has one value, so that 1 and -1 differ by their own reward alone."""
+    first, second, _ = signal_values(ppo)
+    np.testing.assert_array_equal(second, second[:, :1].repeat(4, axis=1))
+    assert np.abs(first[:, 0] - first[:, 1]).max() < 0.4 * (VALUES[0] - VALUES[1])
 
 
 def evaluated(script, folder, **changes):
     """Greedy returns of the seeds of a run of the whole command."""
-    arguments = small_run(script, **changes, out=str(folder), name="run", eval_episodes=64)
+    arguments = small_run(script, **changes, out=str(folder), name="run", eval_episodes=32)
     result = call(script, *arguments)
     assert result.status == 0, result
     summary = json.loads((folder / script / changes["env"] / "run" / "summary.json").read_text())
@@ -218,7 +219,7 @@ def test_the_first_observation_is_recalled_also_in_the_evaluation(folder):
     """MemoryChain pays 1 for the action that its first observation names, else -1, three steps later."""
     returns = evaluated("ppo_rnn", folder, **CHAIN, memory_size=16)
     np.testing.assert_array_equal(returns, 1.0)
-    config, algorithm, state = load(folder / "ppo_rnn" / CHAIN["env"] / "run", seed_index=1)
+    _, algorithm, state = load(folder / "ppo_rnn" / CHAIN["env"] / "run", seed_index=1)
     memory = algorithm.initial_memory(2)
     for i in range(4):  # observed: the time that remains, the query, the context in the first step only
         obs = jnp.array([[1 - i / 3, 0.0, context * (i == 0)] for context in (-1.0, 1.0)])
@@ -227,8 +228,8 @@ def test_the_first_observation_is_recalled_also_in_the_evaluation(folder):
 
 
 def test_without_a_memory_recall_is_chance(folder):
-    """The negative control. 64 episodes of chance have a standard deviation of 1/8."""
-    assert np.abs(evaluated("ppo", folder, **CHAIN)).max() < 0.6
+    """The negative control. 32 episodes of chance have a standard deviation of 0.18."""
+    assert np.abs(evaluated("ppo", folder, **CHAIN)).max() < 0.7
 
 
 # -- Discrete SAC ------------------------------------------------------------------------------------------------------
@@ -306,13 +307,13 @@ def test_the_temperature_brings_the_entropy_to_its_target():
 
 
 def test_without_rewards_the_policy_stays_uniform():
-    """No temperature makes the entropy smaller, so a lower target lets alpha fall, and the highest one keeps it."""
+    """No temperature makes the entropy smaller, so a lower target lets alpha fall, and the highest one does not."""
     config = replace(SOFT, env="Probe-Free", alpha_learning_rate=0.01)
     settings = tuple((("target_entropy", target),) for target in (0.5, 1.0))
     _, _, metrics = trained(sac_discrete, config, settings)
     np.testing.assert_allclose(metrics["entropy"], np.log(2), atol=0.05)
     assert (metrics["alpha"][0] < 0.05).all()
-    np.testing.assert_allclose(metrics["alpha"][1], 1.0, atol=0.1)
+    assert (metrics["alpha"][1] > 1).all()
 
 
 def test_a_time_limit_is_not_an_end():
