@@ -101,9 +101,9 @@ CLASSIC = Config(
     gradient_steps=10,
     tau=0.01,
     actor_learning_rate=1e-3,
-    critic_learning_rate=1e-3,
+    critic_learning_rate=3e-3,
     alpha_learning_rate=1e-3,
-    target_entropy=0.5,
+    target_entropy=0.3,
     hidden_sizes=(64, 64),
 )
 PRESETS: dict[str, Config] = {
