@@ -34,6 +34,8 @@ ENVS = {
     "dqn": ("CartPole-v1",),
     "sac": ("Pendulum-v1",),
     "td3": ("Pendulum-v1",),
+    "ppo_rnn": ("CartPole-v1",),
+    "sac_discrete": ("CartPole-v1",),
 }
 _OFF_POLICY = {
     "num_envs": 2,
@@ -59,6 +61,7 @@ SMALL = {
     "sac": {**_OFF_POLICY, "train_interval": 2},
     "td3": {**_OFF_POLICY, "train_interval": 4, "gradient_steps": 4},
 }
+SMALL |= {"ppo_rnn": SMALL["ppo"] | {"memory_size": 4}, "sac_discrete": SMALL["sac"]}
 # Most tests take runs of this length: runs of one length share their compiled programs.
 ITERATIONS = 40
 SECONDS = 300.0  # after which a process is given up

@@ -3,6 +3,7 @@
 import ast
 import difflib
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -180,3 +181,57 @@ def test_vocabulary(script):
 def test_every_field_has_a_reason_on_its_line(script):
     assert [name for name, line in field_lines(script).items() if "  # " not in line] == []
     assert [line for line in field_lines(script).values() if re.search(r"\bdetail \d", line)] == []
+
+
+# -- Variants ----------------------------------------------------------------------------------------------------------
+
+# Each is made from a script: the definitions that it changes, and at most how many lines.
+VARIANTS = {
+    "variants/ppo_rnn": (
+        "ppo",
+        {"Config", "ActorCritic", "Transition", "Batch", "State", "Algorithm"},
+        {"init", "act", "value", "explore", "loss", "learn"},
+        120,
+    ),
+    "variants/sac_discrete": (
+        "sac",
+        {"Config", "Actor", "Critic", "Transition"},
+        {"init", "act", "value", "env_step", "explore", "critic_loss", "actor_loss", "alpha_loss", "update", "learn"},
+        165,
+    ),
+}
+
+
+def changed_lines(script, variant):
+    """As variants/README.md counts them."""
+    command = ["diff", f"{script}.py", f"{variant}.py"]
+    output = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False).stdout
+    return sum(line[0] in "<>" for line in output.splitlines())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_changes_what_its_algorithm_changes_and_nothing_else(variant):
+    script, classes, functions, most_lines = VARIANTS[variant]
+    before, after = definitions(script), definitions(variant)
+    changed = {name for name in before.keys() & after.keys() if before[name] != after[name]}
+    assert changed - {"make", "__call__"} == classes | functions
+    assert 50 < changed_lines(script, variant) <= most_lines
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_reads_as_its_script(variant):
+    script, _, _, _ = VARIANTS[variant]
+    assert re.findall(r"^# -- (\w+) -+$", source(variant), re.MULTILINE) == HEADINGS
+    shared = [name for name in make_order(variant) if name in make_order(script)]
+    assert shared == [name for name in make_order(script) if name in shared]
+    assert source(variant).split("# -- Training")[1] == source(script).split("# -- Training")[1]
+    test_functions_nest_two_deep_at_most(variant)
+    test_vocabulary(variant)
+    test_every_field_has_a_reason_on_its_line(variant)
+    test_functions_stay_short(variant)
+
+
+def test_discrete_sac_shares_with_dqn_what_follows_from_its_actions():
+    for name in ("env_step", "learn"):
+        first, second = definitions("variants/sac_discrete")[name], definitions("dqn")[name]
+        assert first == second

@@ -106,7 +106,8 @@ def one_action(obs):
 @functools.cache
 def evaluator(name, act, num_episodes):
     env = make_env(name)
-    return jax.jit(lambda key: evaluate(env, act, key, num_episodes, episode_limit(env, MAX_STEPS)))
+    limit = episode_limit(env, MAX_STEPS)
+    return jax.jit(lambda key: evaluate(env, lambda obs, _: (act(obs), ()), (), key, num_episodes, limit))
 
 
 def episodes_of(name, act=right_action, num_episodes=2000, seed=0):
@@ -214,7 +215,7 @@ def test_evaluation_does_not_depend_on_the_number_of_lanes():
     env = make_env("Probe-Lengths")
 
     def lane(key, shift):
-        return evaluate(env, lambda obs: (right_action(obs) + shift) % 3, key, 2, LIMIT)
+        return evaluate(env, lambda obs, _: ((right_action(obs) + shift) % 3, ()), (), key, 2, LIMIT)
 
     keys, shifts = jax.random.split(jax.random.key(0), 8), jnp.arange(8, dtype=jnp.int32) // 6
     together = jax.jit(jax.vmap(lane))(keys, shifts)

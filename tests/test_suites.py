@@ -325,7 +325,7 @@ def test_an_episode_can_be_drawn(name, ending, tmp_path):
     pytest.importorskip(name.partition("/")[0])
     env = make_env(name)
     zeros = jnp.zeros((1, *env.action_space.shape), env.action_space.dtype)
-    states, returns = play_episode(env, lambda obs: zeros, jax.random.key(0), 3)
+    states, returns = play_episode(env, lambda obs, _: (zeros, ()), (), jax.random.key(0), 3)
     suffix, render = env.suite.renderer()
     path = tmp_path / f"episode{suffix}"
     render(states, returns, str(path))

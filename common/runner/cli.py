@@ -20,6 +20,12 @@ def fail(message: str, status: int = 2) -> NoReturn:
     raise SystemExit(status)
 
 
+def shown_path(script: str) -> str:
+    """The path of a script from the current folder, or its name if it is not in there."""
+    path = Path(script).absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
+
+
 def find_preset(config_class: type, presets: dict[str, Any], env: str) -> Any:
     """The default Config of an environment; options behind a colon do not change which preset it takes."""
     return dataclasses.replace(presets.get(env.partition(":")[0], config_class()), env=env)
@@ -66,7 +72,7 @@ def _parse_flags(script: str, config: Any, options: Options) -> tuple[Any, Optio
     arguments = dataclasses.make_dataclass("Arguments", [(name, config_type), ("run", options_type)])
     given = tyro.cli(
         tyro.conf.OmitArgPrefixes[arguments],
-        prog=f"python {Path(script).name}",
+        prog=f"python {shown_path(script)}",
         description=f"Train {name.upper()}. The defaults are those of {config.env}.",
         default=arguments(config, options),
         registry=_registry(),
@@ -120,4 +126,4 @@ def rerun_command(script: str, config: Any, preset: Any, settings: dict[str, flo
             flag = name.replace("_", "-")
             values = {bool: [], tuple: value}.get(type(value), [value])
             flags += [f"--no-{flag}" if value is False else f"--{flag}", *values]
-    return shlex.join(["python", Path(script).name, *map(str, flags)])
+    return shlex.join(["python", shown_path(script), *map(str, flags)])

@@ -1,6 +1,8 @@
 """Greedy evaluation over whole episodes."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +15,21 @@ def episode_limit(env: Environment, most: int) -> int:
     return min(env.max_episode_steps or most, most)
 
 
+def greedy_policy(algorithm: Any, state: Any, num_envs: int) -> tuple[Callable, Any]:
+    """`act(obs, memory) -> action, memory` of one lane, and the memory where episodes begin; () if it has none."""
+    if hasattr(algorithm, "initial_memory"):
+        return partial(algorithm.act, state), algorithm.initial_memory(num_envs)
+    return lambda obs, memory: (algorithm.act(state, obs), memory), ()
+
+
 def evaluate(
-    env: Environment, act: Callable[[jax.Array], jax.Array], key: jax.Array, num_episodes: int, limit: int
+    env: Environment, act: Callable, memory: Any, key: jax.Array, num_episodes: int, limit: int
 ) -> dict[str, jax.Array]:
     """Play one whole episode in each of `num_episodes` environments, so that short episodes do not count more often.
 
     Args:
-        act: obs [num_episodes, *obs_shape] -> action [num_episodes, ...] in the environment's units.
+        act: obs [num_episodes, *obs_shape] and memory -> action [num_episodes, ...] in the environment's units, memory.
+        memory: before the first observation, of any structure; see `greedy_policy`.
         limit: steps after which an episode is cut.
 
     Returns:
@@ -29,19 +39,21 @@ def evaluate(
     reset_key, step_key = jax.random.split(key)
 
     def playing(carry):
-        step, _, _, finished, *_ = carry
+        step, _, _, _, finished, *_ = carry
         return (step < limit) & ~finished.all()
 
     def play(carry):
-        step, obs, env_state, finished, episode_return, episode_length = carry
+        step, obs, memory, env_state, finished, episode_return, episode_length = carry
+        action, memory = act(obs, memory)
         keys = jax.random.split(jax.random.fold_in(step_key, step), num_episodes)
-        obs, env_state, reward, terminated, truncated, _ = env.advance(keys, env_state, act(obs))
+        obs, env_state, reward, terminated, truncated, _ = env.advance(keys, env_state, action)
         episode_return = episode_return + jnp.where(finished, 0.0, reward)
         episode_length = episode_length + ~finished
-        return step + 1, obs, env_state, finished | terminated | truncated, episode_return, episode_length
+        finished |= terminated | truncated
+        return step + 1, obs, memory, env_state, finished, episode_return, episode_length
 
     obs, env_state = env.reset(jax.random.split(reset_key, num_episodes))
-    start = (jnp.int32(0), obs, env_state, jnp.zeros(num_episodes, bool))
+    start = (jnp.int32(0), obs, memory, env_state, jnp.zeros(num_episodes, bool))
     totals = (jnp.zeros(num_episodes, jnp.float32), jnp.zeros(num_episodes, jnp.int32))
     *_, finished, episode_return, episode_length = jax.lax.while_loop(playing, play, start + totals)
     return {"episode_return": episode_return, "episode_length": episode_length, "is_cut": ~finished}

@@ -12,7 +12,7 @@ import numpy as np
 from common.environment import make_env
 from common.runner import hosts
 from common.runner.devices import compile_init, compile_quickly, compile_segment, is_finite, make_placement, to_host
-from common.runner.evaluation import episode_limit, evaluate
+from common.runner.evaluation import episode_limit, evaluate, greedy_policy
 from common.runner.experiment import Experiment, Part, split_lanes
 from common.runner.memory import available_bytes, format_bytes, num_bytes, program_bytes
 
@@ -79,10 +79,10 @@ class Programs:
                 # Training folds nothing into a lane's key, so evaluation never uses a key of training.
                 for number in (np.uint32(2**32 - 1), iteration, batch):
                     key = jax.random.fold_in(key, number)
-                act = self.experiment.make_lane(settings).act
+                act, memory = greedy_policy(self.experiment.make_lane(settings), state, num_episodes)
                 env = make_env(self.experiment.config.env)
                 limit = episode_limit(env, self.experiment.options.eval_max_steps)
-                return evaluate(env, lambda obs: act(state, obs), key, num_episodes, limit)
+                return evaluate(env, act, memory, key, num_episodes, limit)
 
             inputs = self.settings, self.state, keys, np.uint32(0), np.uint32(0)
             program = compile_quickly(self.placement, self.placement.each(play, num_shared=2), *inputs)

@@ -1,5 +1,6 @@
 """Replay a saved policy: python -m common.runner.render runs/ppo/CartPole-v1/NAME --seed-index 3 --out episode.gif"""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import tyro
 from common.environment import Environment, make_env
 from common.runner.cli import fail
 from common.runner.devices import to_host
+from common.runner.evaluation import greedy_policy
 from common.runner.load import load
 
 
@@ -25,8 +27,10 @@ class Arguments:
     max_steps: int = 500  # the animation stops here if the episode goes on
 
 
-def play_episode(env: Environment, act: Any, key: jax.Array, max_steps: int) -> tuple[list[Any], np.ndarray]:
-    """Play one episode greedily.
+def play_episode(
+    env: Environment, act: Callable, memory: Any, key: jax.Array, max_steps: int
+) -> tuple[list[Any], np.ndarray]:
+    """Play one episode greedily; act and memory as `greedy_policy` gives them for one environment.
 
     Returns:
         the suite's states before each step, and the rewards summed up to each step [num_frames].
@@ -35,14 +39,15 @@ def play_episode(env: Environment, act: Any, key: jax.Array, max_steps: int) -> 
     obs, env_state = jax.jit(env.reset)(reset_key[None])
 
     @jax.jit
-    def step(key, obs, env_state):
-        obs, env_state, reward, terminated, truncated, _ = env.step(key[None], env_state, act(obs))
-        return obs, env_state, reward[0], (terminated | truncated)[0]
+    def step(key, obs, memory, env_state):
+        action, memory = act(obs, memory)
+        obs, env_state, reward, terminated, truncated, _ = env.step(key[None], env_state, action)
+        return obs, memory, env_state, reward[0], (terminated | truncated)[0]
 
     states, rewards = [], []
     for step_key in step_keys:
         states.append(jax.tree.map(lambda x: x[0], to_host(env_state.state, 1)))
-        obs, env_state, reward, done = step(step_key, obs, env_state)
+        obs, memory, env_state, reward, done = step(step_key, obs, memory, env_state)
         rewards.append(float(reward))
         if done:
             break
@@ -62,7 +67,7 @@ def main() -> None:
         ending, render = env.suite.renderer()
         limit = min(arguments.max_steps, env.max_episode_steps or arguments.max_steps)
         key = jax.random.key(arguments.episode_seed)
-        states, returns = play_episode(env, lambda obs: algorithm.act(state, obs), key, limit)
+        states, returns = play_episode(env, *greedy_policy(algorithm, state, 1), key, limit)
         path = Path(arguments.out or f"episode{ending}")
         path.parent.mkdir(parents=True, exist_ok=True)
         render(states, returns, str(path))

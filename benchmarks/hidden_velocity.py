@@ -1,0 +1,39 @@
+"""Scripts in CartPole and Pendulum whose velocities are not observed, so that one observation is not enough.
+
+python benchmarks/hidden_velocity.py variants/ppo_rnn.py --env CartPole-hidden-velocity --num-seeds 8
+python benchmarks/hidden_velocity.py ppo.py --env Pendulum-hidden-velocity --num-seeds 8
+"""
+
+import runpy
+import sys
+from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
+import common  # noqa: F401  # before gymnax
+
+# ruff: isort: split
+import gymnax
+from gymnax.environments.classic_control.cartpole import CartPole
+from gymnax.environments.classic_control.pendulum import Pendulum
+
+
+class HiddenCartPole(CartPole):
+    """Observes the position of the cart and the angle of the pole, [2]."""
+
+    def get_obs(self, state, params=None, key=None):
+        return super().get_obs(state, params, key)[::2]
+
+
+class HiddenPendulum(Pendulum):
+    """Observes the cosine and the sine of the angle, [2]."""
+
+    def get_obs(self, state, params=None, key=None):
+        return super().get_obs(state, params, key)[:2]
+
+
+gymnax.register("CartPole-hidden-velocity", HiddenCartPole)
+gymnax.register("Pendulum-hidden-velocity", HiddenPendulum)
+
+if __name__ == "__main__":
+    del sys.argv[0]
+    runpy.run_path(sys.argv[0], run_name="__main__")

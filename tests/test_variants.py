@@ -1,0 +1,398 @@
+"""The variants: what they add to the script they are made from. Pieces that they share with it: test_alike.py."""
+
+import json
+import os
+from dataclasses import replace
+from functools import cache
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import ppo_rnn
+import probes
+import pytest
+import sac_discrete
+from flax import struct
+from helpers import ROOT, call, capture, execute, flags, run_differences, small_run
+from test_scripts import BUILT, RUN, data, exempt_dependencies, few_objects, modes  # noqa: F401  # two are fixtures
+
+import ppo
+from common.runner import render
+from common.runner.load import load
+
+probes.register()
+NUM_SEEDS = 3
+GAMMA = 0.9
+VARIANTS = {"ppo_rnn": ppo_rnn, "sac_discrete": sac_discrete}
+each_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rank_promotion(compilations):
+    with jax.numpy_rank_promotion("allow"):  # distrax needs it; a test below is on this mode
+        yield
+
+
+@cache
+def trained(module, config, settings=((),)):
+    """Algorithm, and final State and last metrics [num_settings, num_seeds, ...] of runs with swept float fields."""
+    train = lambda swept, key: module.make_train(replace(config, **swept))(key)  # noqa: E731
+    train = jax.vmap(jax.vmap(train, in_axes=(None, 0)), in_axes=(0, None), axis_size=len(settings))
+    swept = {name: jnp.float32([dict(setting)[name] for setting in settings]) for name in dict(settings[0])}
+    keys = jax.random.split(jax.random.key(0), NUM_SEEDS)
+    state, metrics = jax.jit(train, compiler_options=probes.OPTIMIZED)(swept, keys)
+    return module.make(config), state, jax.tree.map(lambda x: np.asarray(x)[..., -1], metrics)
+
+
+# -- Recurrent PPO: the memory -----------------------------------------------------------------------------------------
+
+RECURRENT = ppo_rnn.Config("Probe-Recorder", 100, 3, 16, hidden_sizes=(8,), num_minibatches=3, memory_size=4)
+
+
+def replay(algorithm, state, record, env, starts_again=True):
+    """The memory [2, memory_size] after the recorded steps of an environment, observation by observation."""
+    act, start = jax.jit(algorithm.act), algorithm.initial_memory(1)
+    memory = start
+    for i in range(int(record.count[env])):
+        _, memory = act(state, record.obs[env, i][None], memory)
+        if starts_again and (record.terminated[env, i] or record.truncated[env, i]):
+            memory = start
+    return memory[0]
+
+
+@cache
+def collected(env):
+    """Algorithm, State and metrics [2, 3] after three iterations, of a lane that does not learn and one that does."""
+    config = replace(RECURRENT, env=env, total_timesteps=150, clip_eps=1e-5)
+
+    def train(learning_rate, key):
+        return ppo_rnn.make_train(replace(config, learning_rate=learning_rate))(key)
+
+    rates = jnp.array([0.0, 1e-2])
+    return ppo_rnn.make(config), *jax.jit(jax.vmap(train, in_axes=(0, None)))(rates, jax.random.key(1))
+
+
+def test_the_memory_starts_again_after_either_end():
+    """Without learning, the memory is that of a loop over `act` in which it is zero where episodes begin."""
+    algorithm, state, _ = collected("Probe-Recorder")
+    state = jax.tree.map(lambda x: x[0], state)
+    record = jax.tree.map(np.asarray, probes.recorded(state.env_state))
+    assert (record.terminated & ~record.truncated)[:, :48].any(axis=1).all()
+    assert (record.truncated & ~record.terminated)[:, :48].any(axis=1).all()
+    for env in range(3):
+        expected = replay(algorithm, state, record, env)
+        np.testing.assert_allclose(state.memory[env], expected, rtol=1e-4, atol=1e-6)
+        if np.any(expected):
+            assert not np.allclose(state.memory[env], replay(algorithm, state, record, env, starts_again=False))
+    assert np.any(state.memory)
+
+
+@pytest.mark.parametrize("env", ["Probe-Recorder", "Probe-Recorder-Continuous"])
+def test_without_learning_every_ratio_is_one(env):
+    """In every minibatch of three iterations: sequences are valued as they were collected, ends and memory included.
+    The lane that learns is the control."""
+    _, _, metrics = collected(env)
+    np.testing.assert_array_equal(metrics["clip_fraction"][0], [0.0] * 3)
+    np.testing.assert_allclose(metrics["approx_kl"][0], 0.0, atol=1e-9)
+    assert metrics["clip_fraction"][1].min() > 0.3
+
+
+def test_a_memory_of_each_network():
+    """The policy does not read the memory of the value, and the value not that of the policy."""
+    algorithm = ppo_rnn.make(RECURRENT)
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    state = state.replace(params=jax.tree.map(lambda x: 10 * x, state.params))
+    obs, (policy, value) = (
+        jax.random.normal(jax.random.key(1), (64, 3)),
+        jnp.zeros((2, 64, 2, 4)).at[jnp.arange(2), :, jnp.arange(2)].set(0.9),
+    )
+    start = algorithm.initial_memory(64)
+    action = lambda memory: np.asarray(algorithm.act(state, obs, memory)[0])  # noqa: E731
+    values = lambda memory: np.asarray(algorithm.value(state, obs, memory))  # noqa: E731
+    assert (action(policy) != action(start)).any()
+    assert (values(value) != values(start)).any()
+    np.testing.assert_array_equal(action(value), action(start))
+    np.testing.assert_array_equal(values(policy), values(start))
+
+
+def test_act_and_value_take_one_observation_or_many():
+    algorithm = ppo_rnn.make(RECURRENT)
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    obs, memory = jnp.ones((5, 3)), algorithm.initial_memory(5)
+    for keys in ((), (jax.random.key(1),)):
+        many, one = algorithm.act(state, obs, memory, *keys), algorithm.act(state, obs[0], memory[0], *keys)
+        assert [x.shape for x in many] == [(5,), (5, 2, 4)]
+        assert [x.shape for x in one] == [(), (2, 4)]
+        np.testing.assert_allclose(many[1][0], one[1], rtol=1e-5, atol=1e-6)
+    assert algorithm.value(state, obs, memory).shape == (5,)
+    assert algorithm.value(state, obs[0], memory[0]).shape == ()
+
+
+def test_minibatches_are_of_whole_environments():
+    with pytest.raises(ValueError, match="num_minibatches = 2 must divide num_envs = 3"):
+        ppo_rnn.make(replace(RECURRENT, num_minibatches=2))
+
+
+# -- Recurrent PPO: problems with known answers ------------------------------------------------------------------------
+
+
+@struct.dataclass
+class SignalState:
+    sign: jax.Array
+    is_limit: jax.Array
+    truncated: jax.Array
+
+
+class Signal(probes.Probe):
+    """The first observation, (sign, is_limit), is zero afterwards. Each step pays the sign and ends the episode with
+    probability 1/4: by its limit where is_limit is 1, truly where it is -1."""
+
+    obs_shape = (2,)
+
+    def reset_env(self, key, params):
+        obs = jax.random.rademacher(key, (2,), jnp.float32)
+        return obs, SignalState(*obs, jnp.bool_(False))
+
+    def step_env(self, key, state, action, params):
+        ends, is_limit = jax.random.uniform(key) < 0.25, state.is_limit > 0
+        return jnp.zeros(2), state.replace(truncated=ends & is_limit), state.sign, ends & ~is_limit, {}
+
+
+if "Probe-Signal" not in gymnax.registered_envs:
+    gymnax.register("Probe-Signal", Signal)
+SIGNALS = np.array([[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
+VALUES = SIGNALS[:, 0] / (1 - GAMMA * np.array([1.0, 1.0, 0.75, 0.75]))
+
+
+def signal_values(module, **changes):
+    """Learned values of the four signals when they are seen, [num_seeds, 4], and of the two steps that follow."""
+    fields = {"learning_rate": 0.01, "gamma": GAMMA, "gae_lambda": 0.5, "ent_coef": 0.0, "hidden_sizes": (16,)}
+    config = module.Config("Probe-Signal", 40_000, 16, 20, num_minibatches=2, **fields, **changes)
+    algorithm, state, _ = trained(module, config)
+
+    def values(state):
+        memory, found = (algorithm.initial_memory(4),) if module is ppo_rnn else (), []
+        for obs in (SIGNALS, 0 * SIGNALS, 0 * SIGNALS):
+            found.append(algorithm.value(state, jnp.float32(obs), *memory))
+            memory = algorithm.act(state, jnp.float32(obs), *memory)[1:] if memory else ()
+        return jnp.stack(found)
+
+    return np.moveaxis(jax.vmap(values)(jax.tree.map(lambda x: x[0], state)), 1, 0)
+
+
+def test_values_are_remembered_and_a_time_limit_is_not_an_end():
+    """After a limit the true next observation tells nothing: its value is right only with the memory of the episode
+    that was cut, this step's observation included."""
+    for values in signal_values(ppo_rnn, memory_size=8):
+        np.testing.assert_allclose(values, [VALUES] * NUM_SEEDS, atol=0.5)
+
+
+def test_without_a_memory_later_values_are_lost():
+    """The negative control: an observation of 0 has one value, so that 1 and -1 differ by their own reward alone."""
+    first, second, _ = signal_values(ppo)
+    np.testing.assert_array_equal(second, second[:, :1].repeat(4, axis=1))
+    assert np.abs(first[:, 0] - first[:, 1]).max() < 0.4 * (VALUES[0] - VALUES[1])
+
+
+def evaluated(script, folder, **changes):
+    """Greedy returns of the seeds of a run of the whole command."""
+    arguments = small_run(script, **changes, out=str(folder), name="run", eval_episodes=32)
+    result = call(script, *arguments)
+    assert result.status == 0, result
+    summary = json.loads((folder / script / changes["env"] / "run" / "summary.json").read_text())
+    return np.array(summary["eval_episode_return"]["per_seed"])
+
+
+CHAIN = {
+    "env": "MemoryChain-bsuite:memory_length=3",
+    "total_timesteps": 24_000,
+    "num_envs": 8,
+    "num_steps": 32,
+    "num_epochs": 4,
+    "learning_rate": 5e-3,
+    "num_minibatches": 2,
+}
+
+
+def test_the_first_observation_is_recalled_also_in_the_evaluation(folder):
+    """MemoryChain pays 1 for the action that its first observation names, else -1, three steps later."""
+    returns = evaluated("ppo_rnn", folder, **CHAIN, memory_size=16)
+    np.testing.assert_array_equal(returns, 1.0)
+    _, algorithm, state = load(folder / "ppo_rnn" / CHAIN["env"] / "run", seed_index=1)
+    memory = algorithm.initial_memory(2)
+    for i in range(4):  # observed: the time that remains, the query, the context in the first step only
+        obs = jnp.array([[1 - i / 3, 0.0, context * (i == 0)] for context in (-1.0, 1.0)])
+        action, memory = algorithm.act(state, obs, memory)
+    np.testing.assert_array_equal(action, [0, 1])
+
+
+def test_without_a_memory_recall_is_chance(folder):
+    """The negative control. 32 episodes of chance have a standard deviation of 0.18."""
+    assert np.abs(evaluated("ppo", folder, **CHAIN)).max() < 0.7
+
+
+# -- Discrete SAC ------------------------------------------------------------------------------------------------------
+
+ALPHAS = (1e-3, 0.3, 1.0)
+SECOND = (0.0, 1.0)  # rewards of the second step
+ROOMS = [
+    probes.Room(reward=(0.0, 0.0), following=1, limit=2),
+    probes.Room(reward=SECOND, limit=2, start=False),
+    probes.Room(reward=(1.0, -1.0)),
+]
+FREE = [probes.Room(reward=(0.0, 0.0))]
+for name, rooms in {"Probe-Soft": ROOMS, "Probe-Free": FREE}.items():
+    if name not in gymnax.registered_envs:
+        gymnax.register(name, lambda rooms=rooms: probes.Rooms(rooms))
+SOFT = sac_discrete.Config(
+    "Probe-Soft",
+    total_timesteps=12_800,
+    num_envs=8,
+    steps_per_iteration=1_520,
+    learning_starts=640,
+    buffer_size=20_000,
+    batch_size=64,
+    train_interval=8,
+    gradient_steps=2,
+    tau=0.05,
+    actor_learning_rate=0.01,
+    critic_learning_rate=0.01,
+    alpha_learning_rate=0.0,
+    gamma=GAMMA,
+    hidden_sizes=(16,),
+)
+
+
+def soft(i):
+    """Of a temperature: the probability of action 1 in each room, and the value, [num_seeds, 3] each."""
+    algorithm, state, _ = trained(sac_discrete, SOFT, tuple((("alpha", alpha),) for alpha in ALPHAS))
+    state, obs = jax.tree.map(lambda x: x[i], state), jnp.eye(3)
+    actor = sac_discrete.Actor(2, SOFT.hidden_sizes, SOFT.activation)
+    probs = jax.vmap(lambda state: actor.apply(state.params.actor, obs).probs[:, 1])(state)
+    return np.asarray(probs), np.asarray(jax.vmap(algorithm.value, in_axes=(0, None))(state, obs))
+
+
+@pytest.mark.parametrize("i", range(len(ALPHAS)))
+def test_soft_values_and_policies(i):
+    """A step earlier the second step is worth alpha * logsumexp(rewards / alpha), discounted; nothing follows an end.
+
+    The best policy is softmax(rewards / alpha). At the smallest alpha this is the hard maximum, the negative control.
+    """
+    probs, values = soft(i)
+    alpha = ALPHAS[i]
+    soft_maximum = alpha * np.logaddexp(SECOND[0] / alpha, SECOND[1] / alpha)
+    np.testing.assert_allclose(values, [[GAMMA * soft_maximum, 1.0, 1.0]] * NUM_SEEDS, atol=0.05)
+    gaps = np.clip(np.array([0.0, SECOND[1] - SECOND[0], -2.0]) / alpha, -500, 500)
+    measured = slice(0 if alpha > 0.1 else 1, None)  # rounding decides between equal actions where alpha is nearly 0
+    np.testing.assert_allclose(probs[:, measured], [1 / (1 + np.exp(-gaps[measured]))] * NUM_SEEDS, atol=0.05)
+
+
+def test_the_soft_values_tell_the_temperatures_apart():
+    hard, _, warm = (soft(i)[1][:, 0] for i in range(3))
+    assert (warm > hard + 0.2).all()
+
+
+def test_the_temperature_brings_the_entropy_to_its_target():
+    """Actions differ by 1 in every room: an entropy tells the probability p of the better one, alpha = 1 / logit(p)."""
+    config = replace(SOFT, env="Probe-Policies", alpha_learning_rate=0.01)
+    targets = (0.3, 0.7)
+    _, _, metrics = trained(sac_discrete, config, tuple((("target_entropy", target),) for target in targets))
+    p = np.linspace(0.5, 1, 100_001)[1:-1]
+    entropy = -p * np.log(p) - (1 - p) * np.log(1 - p)
+    for i, target in enumerate(targets):
+        best = p[np.abs(entropy - target * np.log(2)).argmin()]
+        np.testing.assert_allclose(metrics["entropy"][i], target * np.log(2), atol=0.05)
+        np.testing.assert_allclose(metrics["alpha"][i], 1 / np.log(best / (1 - best)), rtol=0.15)
+
+
+def test_without_rewards_the_policy_stays_uniform():
+    """No temperature makes the entropy smaller, so a lower target lets alpha fall, and the highest one does not."""
+    config = replace(SOFT, env="Probe-Free", alpha_learning_rate=0.01)
+    settings = tuple((("target_entropy", target),) for target in (0.5, 1.0))
+    _, _, metrics = trained(sac_discrete, config, settings)
+    np.testing.assert_allclose(metrics["entropy"], np.log(2), atol=0.05)
+    assert (metrics["alpha"][0] < 0.05).all()
+    assert (metrics["alpha"][1] > 1).all()
+
+
+def test_a_time_limit_is_not_an_end():
+    """Reward 1 for ever, a uniform policy of entropy log 2; where the limit is an end, the one-step fixed point."""
+    algorithm, state, _ = trained(sac_discrete, replace(SOFT, env="Probe-Limits"), ((("alpha", 0.3),),))
+    values = jax.vmap(algorithm.value, in_axes=(0, None))(jax.tree.map(lambda x: x[0], state), jnp.eye(3))
+    np.testing.assert_allclose(values[:, 0], (1 + GAMMA * 0.3 * np.log(2)) / (1 - GAMMA), rtol=0.05)
+    assert (values[:, 1:] < 0.6 * values[:, :1]).all()
+
+
+# -- What every script promises ----------------------------------------------------------------------------------------
+
+SHORT = {
+    "ppo_rnn": RECURRENT,
+    "sac_discrete": sac_discrete.Config(
+        "Probe-Recorder", num_envs=2, steps_per_iteration=24, learning_starts=24, buffer_size=64, batch_size=8
+    ),
+}
+
+
+def short_config(variant, iterations=2):
+    config = replace(SHORT[variant], hidden_sizes=(8,), normalize_obs=True)
+    return replace(config, total_timesteps=config.env_steps(iterations))
+
+
+@each_variant
+@pytest.mark.usefixtures("exempt_dependencies", "few_objects")
+def test_two_iterations_build_in_every_mode(variant):
+    module, config = VARIANTS[variant], short_config(variant)
+    with modes(**BUILT):
+        state, metrics = jax.eval_shape(jax.jit(module.make_train(config)), jax.random.key(0))
+        algorithm = module.make(config)
+        memory = () if variant != "ppo_rnn" else (algorithm.initial_memory(len(state.obs)),)
+        jax.eval_shape(algorithm.act, state, state.obs, *memory)
+        jax.eval_shape(algorithm.value, state, state.obs, *memory)
+    assert metrics["episode_return"].shape == (2,)
+
+
+@each_variant
+@pytest.mark.parametrize("mode", RUN)
+def test_iterations_run_in_mode(mode, variant):
+    with modes(**{mode: RUN[mode]}):
+        state, metrics = jax.jit(VARIANTS[variant].make_train(short_config(variant)))(jax.random.key(7))
+        assert all(np.isfinite(x).all() for x in data((state.params, metrics)))
+        assert {x.dtype.name for x in jax.tree.leaves(state.params)} == {"float32"}
+
+
+@each_variant
+def test_presets_can_be_built(variant):
+    module = VARIANTS[variant]
+    for env, preset in module.PRESETS.items():
+        assert preset.env == env
+        if "/" not in env:
+            module.make(preset)
+
+
+@each_variant
+def test_a_resumed_run_is_that_without_the_interruption(variant, folder):
+    """A run of 20 iterations that is resumed to 40, without a schedule that follows the length."""
+    constant = {"anneal_learning_rate": False} if variant == "ppo_rnn" else {}
+    options = {"out": str(folder), "eval_episodes": 2, **constant}
+    for iterations, name in ((40, "whole"), (20, "resumed")):
+        assert call(variant, *small_run(variant, iterations, **options, name=name)).status == 0
+    directory = folder / variant / "CartPole-v1"
+    config = load(directory / "whole")[0]
+    assert run_differences(directory / "whole", directory / "resumed") != []
+    result = call(variant, "--resume", str(directory / "resumed"), *flags(total_timesteps=config.total_timesteps))
+    assert result.status == 0, result
+    assert run_differences(directory / "whole", directory / "resumed") == []
+
+
+@each_variant
+def test_the_command_finds_the_kit_and_its_policy_is_drawn(variant, folder):
+    """As in a fresh clone: no path is set, and the current folder is another one."""
+    script = ROOT / "variants" / f"{variant}.py"
+    arguments = small_run(variant, 1, out="runs", name="drawn", num_seeds=1)
+    result = execute(str(script), *arguments, cwd=folder, PYTHONPATH=None)
+    assert result.status == 0, result
+    run = folder / "runs" / variant / "CartPole-v1" / "drawn"
+    result = capture(render.main, "render", str(run), *flags(out="episode.gif", max_steps=3))
+    assert (result.status, result.stderr) == (0, ""), result
+    assert os.path.getsize("episode.gif") > 0

@@ -1,0 +1,377 @@
+"""SAC for discrete actions (Christodoulou 2019, arXiv:1910.07207), with a learned temperature.
+
+Implementation details:
+  - Twin critics; the target uses the smaller value.
+  - The critics have an output per action: the losses sum over actions and sample none.
+  - The temperature alpha is learned towards a target entropy, or fixed.
+  - Each batch updates the critics, the actor, alpha and the target critics, in this order.
+
+Deviations:
+  - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
+  - Updates per env step never depend on num_envs; other settings raise ValueError.
+  - `init` fills the buffer with learning_starts uniform-random transitions.
+
+Metrics, mean over the updates of an iteration unless stated otherwise:
+  episode_return, episode_length: mean over episodes that ended in the iteration; NaN if none
+  num_episodes: episodes that ended in the iteration
+  critic_loss: squared error, summed over the two critics
+  actor_loss: alpha * log-prob minus the smaller critic, in expectation over the policy's actions
+  q_mean: mean of both critics for the actions in the batch
+  entropy: mean entropy of the policy
+  alpha: temperature
+
+Run: python variants/sac_discrete.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import distrax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
+from common.buffer import Buffer, add, init_buffer, sample
+from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
+from common.environment import episode_metrics, make_env
+from common.initializers import orthogonal
+from common.normalization import init_statistics, normalize, update_statistics
+
+# -- Config ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Config:
+    """Float fields (NonNegative, Positive, Fraction) can be swept; the others are static."""
+
+    env: str = "CartPole-v1"  # listed by python -m common.environments
+    total_timesteps: int = 1_000_000  # env steps per seed, learning_starts included
+    num_envs: int = 1  # parallel environments
+    steps_per_iteration: int = 1_000  # env steps per record of metrics
+    learning_starts: int = 1_000  # uniform-random env steps before the first iteration
+    buffer_size: int = 1_000_000  # capacity in transitions
+    batch_size: int = 256  # transitions per critic update
+    train_interval: int = 1  # env steps between updates
+    gradient_steps: int = 1  # critic updates per train_interval
+    tau: PositiveFraction = 0.005  # step of the target networks towards the online networks
+    actor_learning_rate: NonNegative = 3e-4  # Adam step size of the actor
+    critic_learning_rate: NonNegative = 3e-4  # Adam step size of the critics
+    alpha_learning_rate: NonNegative = 3e-4  # Adam step size of log alpha; 0 fixes alpha
+    alpha: Positive = 1.0  # temperature at the start
+    target_entropy: Fraction = 0.98  # target as a share of log(num_actions), the most; the paper's is 0.98
+    gamma: Fraction = 0.99  # discount
+    normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
+    hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
+
+    @property
+    def cycle_steps(self) -> int:
+        """Env steps per cycle of collecting and learning."""
+        return max(self.num_envs, self.train_interval)
+
+    @property
+    def cycle_updates(self) -> int:
+        """Updates per cycle."""
+        return self.gradient_steps * self.cycle_steps // self.train_interval
+
+    @property
+    def num_iterations(self) -> int:
+        """Iterations in a run."""
+        return (self.total_timesteps - self.learning_starts) // self.steps_per_iteration
+
+    def env_steps(self, iterations: int) -> int:
+        """Env steps per seed after this many iterations."""
+        return self.learning_starts + iterations * self.steps_per_iteration
+
+
+CLASSIC = Config(
+    total_timesteps=30_000,
+    num_envs=10,
+    steps_per_iteration=200,
+    buffer_size=30_000,
+    batch_size=128,
+    train_interval=10,
+    gradient_steps=10,
+    tau=0.01,
+    actor_learning_rate=1e-3,
+    critic_learning_rate=3e-3,
+    alpha_learning_rate=1e-3,
+    target_entropy=0.3,
+    hidden_sizes=(64, 64),
+)
+PRESETS: dict[str, Config] = {
+    preset.env: preset
+    for preset in (
+        replace(CLASSIC, env="CartPole-v1"),
+        replace(CLASSIC, env="Acrobot-v1"),
+    )
+}
+
+
+# -- Networks --------------------------------------------------------------------------------------
+
+
+class Torso(nn.Module):
+    """Features of a vector."""
+
+    hidden_sizes: tuple[int, ...]
+    activation: str
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        activation = getattr(nn, self.activation)
+        for size in self.hidden_sizes:
+            x = activation(nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x))
+        return x  # [..., hidden_sizes[-1]]
+
+
+class Actor(nn.Module):
+    """The policy."""
+
+    num_actions: int
+    hidden_sizes: tuple[int, ...]
+    activation: str
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> distrax.Distribution:
+        x = Torso(self.hidden_sizes, self.activation)(obs.astype(jnp.float32))
+        return distrax.Categorical(logits=nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x))
+
+
+class Critic(nn.Module):
+    """The Q value of each action."""
+
+    num_actions: int
+    hidden_sizes: tuple[int, ...]
+    activation: str
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> jax.Array:
+        x = Torso(self.hidden_sizes, self.activation)(obs.astype(jnp.float32))
+        return nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(x)  # [..., num_actions]
+
+
+TwinCritic = nn.vmap(  # two critics that share nothing: params [2, ...], values [..., num_actions, 2]
+    Critic, in_axes=None, out_axes=-1, axis_size=2, variable_axes={"params": 0}, split_rngs={"params": True}
+)
+
+
+# -- Data ------------------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class Transition:
+    """One step of every environment; in a batch, batch_size takes the place of num_envs."""
+
+    obs: jax.Array  # [num_envs, *obs_shape], not normalised
+    action: jax.Array  # [num_envs] int
+    reward: jax.Array  # [num_envs]
+    terminated: jax.Array  # [num_envs] bool, no successor state
+    next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
+
+
+@struct.dataclass
+class Params:
+    """The trained parameters."""
+
+    actor: Any  # of Actor
+    critic: Any  # of TwinCritic, [2, ...]
+    log_alpha: jax.Array  # []
+
+
+@struct.dataclass
+class State:
+    """Everything that one lane carries from iteration to iteration; a checkpoint saves it."""
+
+    params: Params
+    target_params: Any  # of TwinCritic, [2, ...]
+    opt_state: dict[str, optax.OptState]  # by the names in Params
+    buffer: Buffer  # of Transition, [buffer_size, ...]
+    env_state: Any  # [num_envs, ...]
+    obs: jax.Array  # [num_envs, *obs_shape]
+    key: jax.Array  # []
+    obs_statistics: Any  # RunningStatistics if normalize_obs, else None
+
+
+class Algorithm(NamedTuple):
+    """Pure functions of one lane."""
+
+    init: Callable  # key -> State
+    step: Callable  # one iteration: (State, iteration) -> (State, metrics)
+    act: Callable  # (State, obs, key=None) -> action for the environment, greedy without a key
+    value: Callable  # (State, obs) -> value
+
+
+# -- Algorithm -------------------------------------------------------------------------------------
+
+
+def expectation(policy: distrax.Categorical, x: jax.Array) -> jax.Array:
+    """The mean of x [..., num_actions] over the actions of a policy, [...]."""
+    return (policy.probs * x).sum(axis=-1)
+
+
+def make(config: Config) -> Algorithm:
+    """Build the pure functions of the algorithm for one lane.
+
+    Raises:
+        ValueError: an invalid field, an unknown environment or an unsupported space.
+    """
+    config = validate(config)
+    check_replay(config)
+    env = make_env(config.env)
+    if not hasattr(env.action_space, "n"):
+        raise ValueError(f"{config.env} has continuous actions, not discrete ones; use sac.py, td3.py or ppo.py")
+    if len(env.obs_shape) != 1:
+        raise ValueError(f"{config.env} has observations of shape {env.obs_shape}, not vectors; use dqn.py or ppo.py")
+    num_actions = env.action_space.n
+    max_entropy = np.float32(np.log(num_actions))  # that of the uniform policy
+    actor = Actor(num_actions, config.hidden_sizes, config.activation)
+    critic = TwinCritic(num_actions, config.hidden_sizes, config.activation)
+    optimizers = {
+        "actor": optax.adam(config.actor_learning_rate),
+        "critic": optax.adam(config.critic_learning_rate),
+        "log_alpha": optax.adam(config.alpha_learning_rate),
+    }
+    num_cycles = config.steps_per_iteration // config.cycle_steps
+    num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
+    num_prefill_steps = config.learning_starts // config.num_envs
+
+    def init(key):
+        actor_key, critic_key, reset_key, action_key, env_key, key = jax.random.split(key, 6)
+        obs, env_state = env.reset(jax.random.split(reset_key, config.num_envs))
+        params = Params(
+            actor=actor.init(actor_key, obs),
+            critic=critic.init(critic_key, obs),
+            log_alpha=jnp.log(jnp.asarray(config.alpha, jnp.float32)),
+        )
+        action, zero, false = jnp.int32(0), jnp.float32(0), jnp.bool_(False)
+        row = Transition(obs=obs[0], action=action, reward=zero, terminated=false, next_obs=obs[0])
+        state = State(
+            params=params,
+            target_params=params.critic,
+            opt_state={name: x.init(getattr(params, name)) for name, x in optimizers.items()},
+            buffer=init_buffer(row, config.buffer_size),
+            env_state=env_state,
+            obs=obs,
+            key=key,
+            obs_statistics=init_statistics(env.obs_shape) if config.normalize_obs else None,
+        )
+        shape = (num_prefill_steps, config.num_envs)
+        actions = jax.random.randint(action_key, shape, 0, num_actions)
+        return jax.lax.scan(env_step, state, (actions, jax.random.split(env_key, shape)))[0]
+
+    def preprocess(state, obs):
+        return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+
+    def act(state, obs, key=None):
+        policy = actor.apply(state.params.actor, preprocess(state, obs))
+        return policy.mode() if key is None else policy.sample(seed=key)
+
+    def value(state, obs):
+        obs = preprocess(state, obs)
+        action = actor.apply(state.params.actor, obs).mode()
+        q = critic.apply(state.params.critic, obs).min(axis=-1)  # [..., num_actions]
+        return jnp.take_along_axis(q, action[..., None], axis=-1).squeeze(-1)
+
+    def env_step(state, inputs):
+        action, env_keys = inputs
+        obs, env_state, reward, terminated, _, info = env.step(env_keys, state.env_state, action)
+        next_obs = info.pop("final_observation")
+        transition = Transition(obs=state.obs, action=action, reward=reward, terminated=terminated, next_obs=next_obs)
+        state = state.replace(buffer=add(state.buffer, transition), env_state=env_state, obs=obs)
+        if config.normalize_obs:
+            statistics = update_statistics(state.obs_statistics, transition.obs)
+            state = state.replace(obs_statistics=statistics)
+        return state, info
+
+    def explore(state, keys):
+        action_key, env_keys = keys
+        return env_step(state, (act(state, state.obs, action_key), env_keys))
+
+    def critic_loss(critic_params, state, batch):
+        next_obs = preprocess(state, batch.next_obs)
+        policy = actor.apply(state.params.actor, next_obs)
+        q_next = critic.apply(state.target_params, next_obs).min(axis=-1)  # [batch_size, num_actions]
+        next_value = expectation(policy, q_next - jnp.exp(state.params.log_alpha) * policy.logits)  # eq. 10
+        target = batch.reward + config.gamma * jnp.where(batch.terminated, 0.0, next_value)
+
+        obs = preprocess(state, batch.obs)
+        q = critic.apply(critic_params, obs)  # [batch_size, num_actions, 2]
+        q = jnp.take_along_axis(q, batch.action[:, None, None], axis=1).squeeze(1)  # [batch_size, 2]
+        loss = ((q - target[:, None]) ** 2).mean(axis=0).sum()  # each critic has its own mean
+        return loss, {"critic_loss": loss, "q_mean": q.mean()}
+
+    def actor_loss(actor_params, state, batch):
+        obs = preprocess(state, batch.obs)
+        policy = actor.apply(actor_params, obs)
+        q = critic.apply(state.params.critic, obs).min(axis=-1)  # [batch_size, num_actions]
+        loss = expectation(policy, jnp.exp(state.params.log_alpha) * policy.logits - q).mean()  # eq. 12
+        return loss, {"actor_loss": loss, "entropy": policy.entropy().mean()}
+
+    def alpha_loss(log_alpha, state, entropy):
+        alpha = jnp.exp(log_alpha)
+        return alpha * (entropy - config.target_entropy * max_entropy), {"alpha": alpha}
+
+    def descend(state, name, loss, *inputs):
+        """One optimizer step on the parameters called `name`."""
+        params = getattr(state.params, name)
+        grads, metrics = jax.grad(loss, has_aux=True)(params, state, *inputs)
+        updates, opt_state = optimizers[name].update(grads, state.opt_state[name])
+        params = state.params.replace(**{name: optax.apply_updates(params, updates)})
+        return state.replace(params=params, opt_state=state.opt_state | {name: opt_state}), metrics
+
+    def update(state, batch):
+        state, critic_metrics = descend(state, "critic", critic_loss, batch)
+        state, actor_metrics = descend(state, "actor", actor_loss, batch)
+        state, alpha_metrics = descend(state, "log_alpha", alpha_loss, actor_metrics["entropy"])
+        target_params = optax.incremental_update(state.params.critic, state.target_params, config.tau)
+        return state.replace(target_params=target_params), critic_metrics | actor_metrics | alpha_metrics
+
+    def learn(state, key):
+        batches = sample(state.buffer, key, (config.cycle_updates, config.batch_size))
+        return jax.lax.scan(update, state, batches)
+
+    def cycle(state, keys):
+        action_keys, env_keys, learn_key = keys
+        state, info = jax.lax.scan(explore, state, (action_keys, env_keys))
+        state, metrics = learn(state, learn_key)
+        return state, (info, metrics)
+
+    def step(state, iteration):
+        del iteration  # nothing follows a schedule
+        key, action_key, env_key, learn_key = jax.random.split(state.key, 4)
+        keys = (
+            jax.random.split(action_key, (num_cycles, num_steps)),
+            jax.random.split(env_key, (num_cycles, num_steps, config.num_envs)),
+            jax.random.split(learn_key, num_cycles),
+        )
+        state, (info, metrics) = jax.lax.scan(cycle, state.replace(key=key), keys)
+        return state, episode_metrics(info) | jax.tree.map(jnp.mean, metrics)
+
+    return Algorithm(init, step, act, value)
+
+
+# -- Training --------------------------------------------------------------------------------------
+
+
+def make_train(config: Config) -> Callable[[jax.Array], tuple[State, dict[str, jax.Array]]]:
+    """The whole run as one pure function of a key: key -> (State, metrics [num_iterations])."""
+    algorithm = make(config)
+
+    def train(key):
+        return jax.lax.scan(algorithm.step, algorithm.init(key), jnp.arange(config.num_iterations))
+
+    return train  # for many seeds: jax.jit(jax.vmap(make_train(config)))(keys)
+
+
+if __name__ == "__main__":
+    from common.runner.main import run
+
+    run(__file__, Config, PRESETS, make)
