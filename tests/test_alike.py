@@ -195,9 +195,9 @@ VARIANTS = {
     ),
     "variants/sac_discrete": (
         "sac",
-        {"Config", "Actor", "Critic", "Transition"},
+        {"Config", "Actor", "Critic", "Transition", "State"},
         {"init", "act", "value", "env_step", "explore", "critic_loss", "actor_loss", "alpha_loss", "update", "learn"},
-        165,
+        200,
     ),
 }
 

@@ -8,6 +8,9 @@ Implementation details (Huang et al. 2022, "The 37 Implementation Details of PPO
   - Continuous actions: state-independent log_std; the environment gets clipped actions.
   - The memory is zero where an episode begins. A sequence starts from the memory that its rollout
     started from, and gradients stop there.
+  - target_kl, optional (Dossa et al. 2021): a minibatch whose approx_kl, before its update, is above
+    1.5 * target_kl (factor of Spinning Up) ends the updates of the iteration and makes none.
+  - LayerNorm, optional (Lyle et al. 2023, arXiv:2303.01486).
 
 Deviations:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -21,6 +24,7 @@ Metrics, mean over the updates of an iteration unless stated otherwise:
   approx_kl: mean of (ratio - 1) - log ratio (Schulman 2020)
   clip_fraction: share of ratios outside 1 +- clip_eps
   grad_norm: global norm before clipping
+  num_updates: number of updates in the iteration, if target_kl is set
   explained_variance: 1 - Var[target - value] / Var[target], before the first update
 
 Run: python variants/ppo_rnn.py --env MemoryChain-bsuite --num-seeds 16 (--help lists every setting)
@@ -69,11 +73,13 @@ class Config:
     clip_value: bool = False  # clip the value loss; no gain in Andrychowicz et al. 2021
     vf_coef: NonNegative = 0.5  # weight of the value loss
     ent_coef: NonNegative = 0.01  # weight of the entropy bonus
+    target_kl: NonNegative = 0.0  # updates end at 1.5 times this KL (Dossa et al. 2021); 0: never
     normalize_obs: bool = False  # normalise by running mean and variance
     normalize_reward: bool = False  # divide by the std of the discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # layers of the policy and of the value network
     memory_size: int = 64  # units of the GRU after these layers, one in each network
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
+    layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
 
     @property
     def steps_per_iteration(self) -> int:
@@ -112,26 +118,53 @@ PRESETS: dict[str, Config] = {
     for preset in (
         Config("MemoryChain-bsuite", total_timesteps=50_000, num_envs=16, num_steps=64, learning_rate=2.5e-3),
         # Those of ppo.py, not yet measured with a memory.
-        Config("CartPole-v1", total_timesteps=200_000, num_envs=8, num_steps=64, learning_rate=2.5e-3),
+        Config("CartPole-v1", total_timesteps=100_000, num_envs=8, num_steps=64, learning_rate=2.5e-3),
         Config(
             "Acrobot-v1",
-            total_timesteps=300_000,
+            total_timesteps=500_000,
             num_envs=16,
             num_steps=64,
             learning_rate=2.5e-3,
+            ent_coef=0.0,
+            normalize_obs=True,
+            normalize_reward=True,
+        ),
+        Config(
+            "MountainCar-v0",
+            total_timesteps=1_000_000,
+            num_envs=16,
+            num_steps=64,
+            num_minibatches=8,
+            learning_rate=3e-3,
+            gae_lambda=0.98,
+            ent_coef=0.0,
+            normalize_obs=True,
+            normalize_reward=True,
+        ),
+        Config(
+            "MountainCarContinuous-v0",
+            total_timesteps=200_000,
+            num_envs=8,
+            num_epochs=10,
+            num_minibatches=8,
+            learning_rate=3e-4,
+            ent_coef=0.0,
             normalize_obs=True,
             normalize_reward=True,
         ),
         Config(
             "Pendulum-v1",
-            total_timesteps=200_000,
+            total_timesteps=300_000,
             num_envs=16,
             num_steps=64,
             num_epochs=10,
             num_minibatches=16,
             learning_rate=1e-3,
-            gamma=0.95,
+            max_grad_norm=5.0,
+            gamma=0.98,
+            gae_lambda=0.9,
             ent_coef=0.0,
+            normalize_obs=True,
             normalize_reward=True,
         ),
         *(replace(MINATAR, env=f"{game}-MinAtar") for game in GAMES),
@@ -157,6 +190,7 @@ class Torso(nn.Module):
     obs_shape: tuple[int, ...]
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
@@ -173,7 +207,8 @@ class Torso(nn.Module):
 
         x = x.reshape(*leading, -1)
         for size in self.hidden_sizes:
-            x = activation(nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x))
+            x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
+            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
         return x  # [*leading, hidden_sizes[-1]]
 
 
@@ -216,12 +251,13 @@ class ActorCritic(nn.Module):
     obs_shape: tuple[int, ...]
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(
         self, obs: jax.Array, memory: jax.Array, done: jax.Array | None = None
     ) -> tuple[distrax.Distribution, jax.Array, jax.Array]:
-        x = [Torso(self.obs_shape, self.hidden_sizes, self.activation)(obs) for _ in range(2)]
+        x = [Torso(self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm)(obs) for _ in range(2)]
         memory = TwinMemory()(jnp.stack(x, axis=-2), memory, done)
 
         x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(memory[..., 0, :])  # [*leading, num_outputs]
@@ -335,13 +371,15 @@ def make(config: Config) -> Algorithm:
     env = make_env(config.env)
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]
-    network = ActorCritic(num_outputs, is_discrete, env.obs_shape, config.hidden_sizes, config.activation)
+    torso = config.hidden_sizes, config.activation, config.layer_norm
+    network = ActorCritic(num_outputs, is_discrete, env.obs_shape, *torso)
 
     num_updates = config.num_iterations * config.num_epochs * config.num_minibatches
     annealed = optax.linear_schedule(config.learning_rate, 0.0, num_updates)
     learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     optimizer = optax.chain(clip, optax.adam(learning_rate, eps=config.adam_eps))
+    may_stop = isinstance(config.target_kl, jax.Array) or config.target_kl > 0
 
     def init(key):
         params_key, reset_key, key = jax.random.split(key, 3)
@@ -425,6 +463,14 @@ def make(config: Config) -> Algorithm:
         metrics["grad_norm"] = optax.tree.norm(grads)
         return state.replace(params=params, opt_state=opt_state), metrics
 
+    def update_or_stop(carry, batch):
+        state, goes_on = carry
+        updated, metrics = update(state, batch)
+        if may_stop:
+            goes_on &= (config.target_kl == 0) | (metrics["approx_kl"] <= 1.5 * config.target_kl)
+            updated = jax.lax.cond(goes_on, lambda: updated, lambda: state)
+        return (updated, goes_on), (metrics, goes_on)
+
     def learn(state, transitions):
         if config.normalize_reward:
             done = transitions.terminated | transitions.truncated
@@ -439,10 +485,13 @@ def make(config: Config) -> Algorithm:
         rows = jax.vmap(shuffle, in_axes=(0, None))(epoch_keys, num_rows)  # [num_epochs, num_rows]
         rows = rows.reshape(-1, num_rows // config.num_minibatches)  # one minibatch per update
         state = state.replace(key=key)
-        state, metrics = jax.lax.scan(
-            lambda state, rows: update(state, jax.tree.map(lambda x: x[:, rows], batch)), state, rows
+        carry = state, jnp.bool_(True) if may_stop else None
+        (state, _), (metrics, is_update) = jax.lax.scan(
+            lambda carry, rows: update_or_stop(carry, jax.tree.map(lambda x: x[:, rows], batch)), carry, rows
         )
-        metrics = jax.tree.map(jnp.mean, metrics)
+        metrics = jax.tree.map(lambda x: x.mean(where=is_update), metrics)
+        if may_stop:
+            metrics["num_updates"] = is_update.sum(dtype=jnp.float32)
         unexplained = (batch.target - batch.transitions.value).var() / (batch.target.var() + 1e-8)
         metrics["explained_variance"] = 1 - unexplained
         if config.normalize_obs:

@@ -5,6 +5,9 @@ Implementation details:
   - The critics have an output per action: the losses sum over actions and sample none.
   - The temperature alpha is learned towards a target entropy, or fixed.
   - Each batch updates the critics, the actor, alpha and the target critics, in this order.
+  - n-step returns, optional (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy;
+    the entropies of the steps before the last are left out.
+  - LayerNorm, optional (Nauman et al. 2024, arXiv:2403.00514).
 
 Deviations:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -67,9 +70,11 @@ class Config:
     alpha: Positive = 1.0  # temperature at the start
     target_entropy: Fraction = 0.98  # target as a share of log(num_actions), the most; the paper's is 0.98
     gamma: Fraction = 0.99  # discount
+    n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
+    layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
 
     @property
     def cycle_steps(self) -> int:
@@ -123,12 +128,14 @@ class Torso(nn.Module):
 
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         activation = getattr(nn, self.activation)
         for size in self.hidden_sizes:
-            x = activation(nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x))
+            x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
+            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
         return x  # [..., hidden_sizes[-1]]
 
 
@@ -138,10 +145,11 @@ class Actor(nn.Module):
     num_actions: int
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> distrax.Distribution:
-        x = Torso(self.hidden_sizes, self.activation)(obs.astype(jnp.float32))
+        x = Torso(self.hidden_sizes, self.activation, self.layer_norm)(obs.astype(jnp.float32))
         return distrax.Categorical(logits=nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x))
 
 
@@ -151,10 +159,11 @@ class Critic(nn.Module):
     num_actions: int
     hidden_sizes: tuple[int, ...]
     activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        x = Torso(self.hidden_sizes, self.activation)(obs.astype(jnp.float32))
+        x = Torso(self.hidden_sizes, self.activation, self.layer_norm)(obs.astype(jnp.float32))
         return nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(x)  # [..., num_actions]
 
 
@@ -175,6 +184,8 @@ class Transition:
     reward: jax.Array  # [num_envs]
     terminated: jax.Array  # [num_envs] bool, no successor state
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
+    truncated: Any = None  # [num_envs] bool, cut by a time limit, if n_step > 1
+    discount: Any = None  # [batch_size] of the value of next_obs, in a batch if n_step > 1
 
 
 @struct.dataclass
@@ -232,8 +243,8 @@ def make(config: Config) -> Algorithm:
         raise ValueError(f"{config.env} has observations of shape {env.obs_shape}, not vectors; use dqn.py or ppo.py")
     num_actions = env.action_space.n
     max_entropy = np.float32(np.log(num_actions))  # that of the uniform policy
-    actor = Actor(num_actions, config.hidden_sizes, config.activation)
-    critic = TwinCritic(num_actions, config.hidden_sizes, config.activation)
+    actor = Actor(num_actions, config.hidden_sizes, config.activation, config.layer_norm)
+    critic = TwinCritic(num_actions, config.hidden_sizes, config.activation, config.layer_norm)
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),
@@ -253,6 +264,7 @@ def make(config: Config) -> Algorithm:
         )
         action, zero, false = jnp.int32(0), jnp.float32(0), jnp.bool_(False)
         row = Transition(obs=obs[0], action=action, reward=zero, terminated=false, next_obs=obs[0])
+        row = row.replace(truncated=false) if config.n_step > 1 else row
         state = State(
             params=params,
             target_params=params.critic,
@@ -282,9 +294,11 @@ def make(config: Config) -> Algorithm:
 
     def env_step(state, inputs):
         action, env_keys = inputs
-        obs, env_state, reward, terminated, _, info = env.step(env_keys, state.env_state, action)
+        obs, env_state, reward, terminated, truncated, info = env.step(env_keys, state.env_state, action)
         next_obs = info.pop("final_observation")
         transition = Transition(obs=state.obs, action=action, reward=reward, terminated=terminated, next_obs=next_obs)
+        if config.n_step > 1:
+            transition = transition.replace(truncated=truncated)
         state = state.replace(buffer=add(state.buffer, transition), env_state=env_state, obs=obs)
         if config.normalize_obs:
             statistics = update_statistics(state.obs_statistics, transition.obs)
@@ -300,7 +314,8 @@ def make(config: Config) -> Algorithm:
         policy = actor.apply(state.params.actor, next_obs)
         q_next = critic.apply(state.target_params, next_obs).min(axis=-1)  # [batch_size, num_actions]
         next_value = expectation(policy, q_next - jnp.exp(state.params.log_alpha) * policy.logits)  # eq. 10
-        target = batch.reward + config.gamma * jnp.where(batch.terminated, 0.0, next_value)
+        discount = config.gamma if config.n_step == 1 else batch.discount
+        target = batch.reward + discount * jnp.where(batch.terminated, 0.0, next_value)
 
         obs = preprocess(state, batch.obs)
         q = critic.apply(critic_params, obs)  # [batch_size, num_actions, 2]
@@ -335,7 +350,8 @@ def make(config: Config) -> Algorithm:
         return state.replace(target_params=target_params), critic_metrics | actor_metrics | alpha_metrics
 
     def learn(state, key):
-        batches = sample(state.buffer, key, (config.cycle_updates, config.batch_size))
+        window = config.n_step, config.num_envs, config.gamma
+        batches = sample(state.buffer, key, (config.cycle_updates, config.batch_size), *window)
         return jax.lax.scan(update, state, batches)
 
     def cycle(state, keys):
