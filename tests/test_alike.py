@@ -96,7 +96,7 @@ def test_pieces_that_may_differ_in_a_few_lines(name, scripts):
 
 def test_td3_differs_from_sac_where_the_algorithm_does():
     lines = difflib.ndiff(source("td3").splitlines(), source("sac").splitlines())
-    assert sum(line[0] in "+-" for line in lines) <= 135
+    assert sum(line[0] in "+-" for line in lines) <= 137
 
 
 def field_lines(script):

@@ -87,7 +87,7 @@ def windows_of(history, capacity, n_step, num_envs, gamma):
     return windows
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.data())
 def test_windows_are_those_of_a_list(data):
     """Several environments, either end or both, a ring that has wrapped or not, sizes that do not divide."""
