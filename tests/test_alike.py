@@ -197,7 +197,7 @@ VARIANTS = {
         "sac",
         {"Config", "Actor", "Critic", "Transition", "State"},
         {"init", "act", "value", "env_step", "explore", "critic_loss", "actor_loss", "alpha_loss", "update", "learn"},
-        200,
+        215,
     ),
 }
 
