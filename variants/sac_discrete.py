@@ -28,7 +28,7 @@ Run: python variants/sac_discrete.py --env CartPole-v1 --num-seeds 16 (--help li
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -96,26 +96,25 @@ class Config:
         return self.learning_starts + iterations * self.steps_per_iteration
 
 
-CLASSIC = Config(
-    total_timesteps=30_000,
-    num_envs=10,
-    steps_per_iteration=200,
-    buffer_size=30_000,
-    batch_size=128,
-    train_interval=10,
-    gradient_steps=10,
-    tau=0.01,
-    actor_learning_rate=1e-3,
-    critic_learning_rate=3e-3,
-    alpha_learning_rate=1e-3,
-    target_entropy=0.3,
-    hidden_sizes=(64, 64),
-)
 PRESETS: dict[str, Config] = {
     preset.env: preset
     for preset in (
-        replace(CLASSIC, env="CartPole-v1"),
-        replace(CLASSIC, env="Acrobot-v1"),
+        Config(
+            "CartPole-v1",
+            total_timesteps=30_000,
+            num_envs=10,
+            steps_per_iteration=200,
+            buffer_size=30_000,
+            batch_size=128,
+            train_interval=10,
+            gradient_steps=10,
+            tau=0.01,
+            actor_learning_rate=1e-3,
+            critic_learning_rate=3e-3,
+            alpha_learning_rate=1e-3,
+            target_entropy=0.3,
+            hidden_sizes=(64, 64),
+        ),
     )
 }
 
