@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, NullFormatter
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -213,8 +213,10 @@ def plot(path: Path, raws: dict[Pair, dict[str, Any]]) -> None:
                 axes.fill_between(steps, *confidence_interval(returns), color=color, alpha=0.2, linewidth=0)
                 axes.plot(steps, iqm(returns), style, color=color, linewidth=1.8, label=pair.script)
         axes.set_title(env, fontsize="medium")
+        axes.set_xscale("log")  # budgets differ by a factor of ten
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.locator_params(nbins=5)
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.locator_params(axis="y", nbins=5)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize="small", loc="lower right")

@@ -10,7 +10,7 @@ import numpy as np
 
 from common.environment import make_env
 from common.runner import folder
-from common.runner.cli import rerun_command
+from common.runner.cli import rerun_command, shown_path
 from common.runner.evaluation import episode_limit
 from common.runner.experiment import EVAL_STEPS, Experiment, Result
 from common.runner.plots import plot_curve, plot_curves, plot_metrics, plot_sweep
@@ -149,7 +149,7 @@ def print_warnings(experiment: Experiment, num_cut: int, diverged: np.ndarray) -
 
 def print_commands(experiment: Experiment, directory: Path) -> None:
     """Print where the results are, and what can be done with them."""
-    script, run = Path(experiment.script).name, shlex.quote(str(directory))
+    script, run = shlex.quote(shown_path(experiment.script)), shlex.quote(str(directory))
     longer = 2 * experiment.config.total_timesteps
     print(f"\nresults in {directory}")
     print(f"  continue:    python {script} --resume {run} --total-timesteps {longer}")
