@@ -110,7 +110,15 @@ CRAFTAX = Config(total_timesteps=100_000_000, num_envs=256, num_steps=64, num_mi
 PRESETS: dict[str, Config] = {
     preset.env: preset
     for preset in (
-        Config("CartPole-v1", total_timesteps=100_000, num_envs=8, num_steps=64, learning_rate=2.5e-3),
+        Config(
+            "CartPole-v1",
+            total_timesteps=100_000,
+            num_envs=8,
+            num_steps=64,
+            learning_rate=2.5e-3,
+            gamma=0.98,
+            gae_lambda=0.8,
+        ),
         Config(
             "Acrobot-v1",
             total_timesteps=500_000,

@@ -118,7 +118,15 @@ PRESETS: dict[str, Config] = {
     for preset in (
         Config("MemoryChain-bsuite", total_timesteps=50_000, num_envs=16, num_steps=64, learning_rate=2.5e-3),
         # Those of ppo.py, not yet measured with a memory.
-        Config("CartPole-v1", total_timesteps=100_000, num_envs=8, num_steps=64, learning_rate=2.5e-3),
+        Config(
+            "CartPole-v1",
+            total_timesteps=100_000,
+            num_envs=8,
+            num_steps=64,
+            learning_rate=2.5e-3,
+            gamma=0.98,
+            gae_lambda=0.8,
+        ),
         Config(
             "Acrobot-v1",
             total_timesteps=500_000,
