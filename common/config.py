@@ -114,3 +114,15 @@ def check_replay(config: Any) -> None:
             f"learning_starts = {config.learning_starts} must be between batch_size = {config.batch_size} "
             f"and buffer_size = {config.buffer_size}"
         )
+
+
+def check_torso(config: Any) -> None:
+    """Check the fields of the networks: residual blocks keep the width and have a LayerNorm.
+
+    Raises:
+        ValueError: naming the fields and what they must be.
+    """
+    if config.torso == "simba" and len(set(config.hidden_sizes)) != 1:
+        raise ValueError(f"hidden_sizes = {config.hidden_sizes} must be one width, repeated, with torso = simba")
+    if config.torso == "simba" and config.layer_norm:
+        raise ValueError("layer_norm must be False with torso = simba, which has a LayerNorm in every block")

@@ -8,6 +8,7 @@ Implementation details:
   - n-step returns, optional (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy;
     the entropies of the steps before the last are left out.
   - LayerNorm, optional (Nauman et al. 2024, arXiv:2403.00514).
+  - SimBa, optional: residual blocks (Lee et al. 2025, arXiv:2410.09754), without weight decay.
 
 Deviations:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -42,7 +43,7 @@ from flax import struct
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
 from common.buffer import Buffer, add, init_buffer, sample
-from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
+from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, check_torso, validate
 from common.environment import episode_metrics, make_env
 from common.initializers import orthogonal
 from common.normalization import init_statistics, normalize, update_statistics
@@ -75,6 +76,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks of relu and LayerNorm, to be used with normalize_obs
 
     @property
     def cycle_steps(self) -> int:
@@ -129,10 +131,18 @@ class Torso(nn.Module):
     hidden_sizes: tuple[int, ...]
     activation: str
     layer_norm: bool
+    torso: str
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         activation = getattr(nn, self.activation)
+        if self.torso == "simba":
+            he_normal = nn.initializers.he_normal()
+            x = nn.Dense(self.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
+            for size in self.hidden_sizes:
+                hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
+                x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
+            return nn.LayerNorm()(x)
         for size in self.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
             x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
@@ -146,10 +156,11 @@ class Actor(nn.Module):
     hidden_sizes: tuple[int, ...]
     activation: str
     layer_norm: bool
+    torso: str
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> distrax.Distribution:
-        x = Torso(self.hidden_sizes, self.activation, self.layer_norm)(obs.astype(jnp.float32))
+        x = Torso(self.hidden_sizes, self.activation, self.layer_norm, self.torso)(obs.astype(jnp.float32))
         return distrax.Categorical(logits=nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x))
 
 
@@ -160,10 +171,11 @@ class Critic(nn.Module):
     hidden_sizes: tuple[int, ...]
     activation: str
     layer_norm: bool
+    torso: str
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        x = Torso(self.hidden_sizes, self.activation, self.layer_norm)(obs.astype(jnp.float32))
+        x = Torso(self.hidden_sizes, self.activation, self.layer_norm, self.torso)(obs.astype(jnp.float32))
         return nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(x)  # [..., num_actions]
 
 
@@ -235,6 +247,7 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
+    check_torso(config)
     check_replay(config)
     env = make_env(config.env)
     if not hasattr(env.action_space, "n"):
@@ -243,8 +256,8 @@ def make(config: Config) -> Algorithm:
         raise ValueError(f"{config.env} has observations of shape {env.obs_shape}, not vectors; use dqn.py or ppo.py")
     num_actions = env.action_space.n
     max_entropy = np.float32(np.log(num_actions))  # that of the uniform policy
-    actor = Actor(num_actions, config.hidden_sizes, config.activation, config.layer_norm)
-    critic = TwinCritic(num_actions, config.hidden_sizes, config.activation, config.layer_norm)
+    actor = Actor(num_actions, config.hidden_sizes, config.activation, config.layer_norm, config.torso)
+    critic = TwinCritic(num_actions, config.hidden_sizes, config.activation, config.layer_norm, config.torso)
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),
