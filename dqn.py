@@ -37,7 +37,7 @@ import optax
 from flax import struct
 
 from common.buffer import Buffer, add, init_buffer, sample
-from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, check_torso, validate
+from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
 from common.environment import episode_metrics, make_env
 from common.initializers import orthogonal
 from common.normalization import init_statistics, normalize, update_statistics
@@ -76,7 +76,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = (128, 128)  # layers, after the convolution if there is one
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks of relu and LayerNorm, to be used with normalize_obs
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; normalize_obs is its RSNorm
 
     @property
     def cycle_steps(self) -> int:
@@ -253,7 +253,6 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
-    check_torso(config)
     check_replay(config)
     env = make_env(config.env)
     if not hasattr(env.action_space, "n"):

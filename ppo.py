@@ -41,7 +41,7 @@ import numpy as np
 import optax
 from flax import struct
 
-from common.config import Fraction, NonNegative, Positive, check_torso, validate
+from common.config import Fraction, NonNegative, Positive, validate
 from common.environment import episode_metrics, make_env, scale_action
 from common.initializers import orthogonal
 from common.normalization import init_reward_scaling, init_statistics, normalize, scale_rewards, update_statistics
@@ -75,7 +75,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = (64, 64)  # layers of the policy and of the value network
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks of relu and LayerNorm, to be used with normalize_obs
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; normalize_obs is its RSNorm
 
     @property
     def steps_per_iteration(self) -> int:
@@ -227,7 +227,8 @@ class ActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[distrax.Distribution, jax.Array]:
-        x = Torso(self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm, self.torso)(obs)
+        torso = self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm, self.torso
+        x = Torso(*torso)(obs)
         x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(x)  # [*leading, num_outputs]
         if self.is_discrete:
             policy = distrax.Categorical(logits=x)
@@ -236,7 +237,7 @@ class ActorCritic(nn.Module):
             std = jnp.exp(jnp.clip(log_std, -20.0, 2.0))
             policy = distrax.MultivariateNormalDiag(x, jnp.broadcast_to(std, x.shape))
 
-        x = Torso(self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm, self.torso)(obs)
+        x = Torso(*torso)(obs)
         value = nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1)  # [*leading]
         return policy, value
 
@@ -330,7 +331,6 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
-    check_torso(config)
     num_rows = config.steps_per_iteration  # of a rollout
     if num_rows % config.num_minibatches:
         raise ValueError(f"num_minibatches = {config.num_minibatches} must divide num_envs * num_steps = {num_rows}")

@@ -43,7 +43,7 @@ import optax
 from flax import struct
 
 from common.buffer import Buffer, add, init_buffer, sample
-from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, check_torso, validate
+from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
 from common.environment import episode_metrics, make_env, scale_action
 from common.initializers import orthogonal
 from common.normalization import init_statistics, normalize, update_statistics
@@ -77,7 +77,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks of relu and LayerNorm, to be used with normalize_obs
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; normalize_obs is its RSNorm
 
     @property
     def cycle_steps(self) -> int:
@@ -186,7 +186,8 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> distrax.Distribution:
-        x = Torso(self.hidden_sizes, self.activation, self.layer_norm, self.torso)(obs.astype(jnp.float32))
+        x = obs.astype(jnp.float32)
+        x = Torso(self.hidden_sizes, self.activation, self.layer_norm, self.torso)(x)
         mean = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x)  # [..., action_dim]
         log_std = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x)  # [..., action_dim]
         return distrax.MultivariateNormalDiag(mean, jnp.exp(jnp.clip(log_std, -20.0, 2.0)))
@@ -286,7 +287,6 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
-    check_torso(config)
     check_replay(config)
     env = make_env(config.env)
     if hasattr(env.action_space, "n"):
@@ -294,8 +294,9 @@ def make(config: Config) -> Algorithm:
     if len(env.obs_shape) != 1:
         raise ValueError(f"{config.env} has observations of shape {env.obs_shape}, not vectors; use ppo.py")
     action_dim = env.action_space.shape[0]
-    actor = Actor(action_dim, config.hidden_sizes, config.activation, config.layer_norm, config.torso)
-    critic = TwinCritic(config.hidden_sizes, config.activation, config.layer_norm, config.torso)
+    torso = config.hidden_sizes, config.activation, config.layer_norm, config.torso
+    actor = Actor(action_dim, *torso)
+    critic = TwinCritic(*torso)
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),

@@ -39,7 +39,7 @@ import optax
 from flax import struct
 
 from common.buffer import Buffer, add, init_buffer, sample
-from common.config import Fraction, NonNegative, PositiveFraction, check_replay, check_torso, validate
+from common.config import Fraction, NonNegative, PositiveFraction, check_replay, validate
 from common.environment import episode_metrics, make_env, scale_action
 from common.initializers import orthogonal
 from common.normalization import init_statistics, normalize, update_statistics
@@ -74,7 +74,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks of relu and LayerNorm, to be used with normalize_obs
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; normalize_obs is its RSNorm
 
     @property
     def cycle_steps(self) -> int:
@@ -182,7 +182,8 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        x = Torso(self.hidden_sizes, self.activation, self.layer_norm, self.torso)(obs.astype(jnp.float32))
+        x = obs.astype(jnp.float32)
+        x = Torso(self.hidden_sizes, self.activation, self.layer_norm, self.torso)(x)
         x = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x)
         return nn.tanh(x)  # [..., action_dim]
 
@@ -276,7 +277,6 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
-    check_torso(config)
     check_replay(config)
     if config.cycle_updates % config.policy_delay:
         raise ValueError(
@@ -289,8 +289,9 @@ def make(config: Config) -> Algorithm:
     if len(env.obs_shape) != 1:
         raise ValueError(f"{config.env} has observations of shape {env.obs_shape}, not vectors; use ppo.py")
     action_dim = env.action_space.shape[0]
-    actor = Actor(action_dim, config.hidden_sizes, config.activation, config.layer_norm, config.torso)
-    critic = TwinCritic(config.hidden_sizes, config.activation, config.layer_norm, config.torso)
+    torso = config.hidden_sizes, config.activation, config.layer_norm, config.torso
+    actor = Actor(action_dim, *torso)
+    critic = TwinCritic(*torso)
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),

@@ -46,7 +46,7 @@ import optax
 from flax import struct
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
-from common.config import Fraction, NonNegative, Positive, check_torso, validate
+from common.config import Fraction, NonNegative, Positive, validate
 from common.environment import episode_metrics, make_env, scale_action
 from common.initializers import orthogonal
 from common.normalization import init_reward_scaling, init_statistics, normalize, scale_rewards, update_statistics
@@ -81,7 +81,7 @@ class Config:
     memory_size: int = 64  # units of the GRU after these layers, one in each network
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks of relu and LayerNorm, to be used with normalize_obs
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; normalize_obs is its RSNorm
 
     @property
     def steps_per_iteration(self) -> int:
@@ -268,7 +268,8 @@ class ActorCritic(nn.Module):
     def __call__(
         self, obs: jax.Array, memory: jax.Array, done: jax.Array | None = None
     ) -> tuple[distrax.Distribution, jax.Array, jax.Array]:
-        x = [Torso(self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm, self.torso)(obs) for _ in range(2)]
+        torso = self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm, self.torso
+        x = [Torso(*torso)(obs) for _ in range(2)]
         memory = TwinMemory()(jnp.stack(x, axis=-2), memory, done)
 
         x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(memory[..., 0, :])  # [*leading, num_outputs]
@@ -376,7 +377,6 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
-    check_torso(config)
     num_rows = config.num_envs  # of a rollout
     if num_rows % config.num_minibatches:
         raise ValueError(f"num_minibatches = {config.num_minibatches} must divide num_envs = {num_rows}")

@@ -29,7 +29,7 @@ Run: python variants/sac_discrete.py --env CartPole-v1 --num-seeds 16 (--help li
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -43,7 +43,7 @@ from flax import struct
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
 from common.buffer import Buffer, add, init_buffer, sample
-from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, check_torso, validate
+from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
 from common.environment import episode_metrics, make_env
 from common.initializers import orthogonal
 from common.normalization import init_statistics, normalize, update_statistics
@@ -76,7 +76,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks of relu and LayerNorm, to be used with normalize_obs
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; normalize_obs is its RSNorm
 
     @property
     def cycle_steps(self) -> int:
@@ -98,26 +98,25 @@ class Config:
         return self.learning_starts + iterations * self.steps_per_iteration
 
 
-CLASSIC = Config(
-    total_timesteps=30_000,
-    num_envs=10,
-    steps_per_iteration=200,
-    buffer_size=30_000,
-    batch_size=128,
-    train_interval=10,
-    gradient_steps=10,
-    tau=0.01,
-    actor_learning_rate=1e-3,
-    critic_learning_rate=3e-3,
-    alpha_learning_rate=1e-3,
-    target_entropy=0.3,
-    hidden_sizes=(64, 64),
-)
 PRESETS: dict[str, Config] = {
     preset.env: preset
     for preset in (
-        replace(CLASSIC, env="CartPole-v1"),
-        replace(CLASSIC, env="Acrobot-v1"),
+        Config(
+            "CartPole-v1",
+            total_timesteps=30_000,
+            num_envs=10,
+            steps_per_iteration=200,
+            buffer_size=30_000,
+            batch_size=128,
+            train_interval=10,
+            gradient_steps=10,
+            tau=0.01,
+            actor_learning_rate=1e-3,
+            critic_learning_rate=3e-3,
+            alpha_learning_rate=1e-3,
+            target_entropy=0.3,
+            hidden_sizes=(64, 64),
+        ),
     )
 }
 
@@ -160,7 +159,8 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> distrax.Distribution:
-        x = Torso(self.hidden_sizes, self.activation, self.layer_norm, self.torso)(obs.astype(jnp.float32))
+        x = obs.astype(jnp.float32)
+        x = Torso(self.hidden_sizes, self.activation, self.layer_norm, self.torso)(x)
         return distrax.Categorical(logits=nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x))
 
 
@@ -175,7 +175,8 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        x = Torso(self.hidden_sizes, self.activation, self.layer_norm, self.torso)(obs.astype(jnp.float32))
+        x = obs.astype(jnp.float32)
+        x = Torso(self.hidden_sizes, self.activation, self.layer_norm, self.torso)(x)
         return nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(x)  # [..., num_actions]
 
 
@@ -247,7 +248,6 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
-    check_torso(config)
     check_replay(config)
     env = make_env(config.env)
     if not hasattr(env.action_space, "n"):
@@ -256,8 +256,9 @@ def make(config: Config) -> Algorithm:
         raise ValueError(f"{config.env} has observations of shape {env.obs_shape}, not vectors; use dqn.py or ppo.py")
     num_actions = env.action_space.n
     max_entropy = np.float32(np.log(num_actions))  # that of the uniform policy
-    actor = Actor(num_actions, config.hidden_sizes, config.activation, config.layer_norm, config.torso)
-    critic = TwinCritic(num_actions, config.hidden_sizes, config.activation, config.layer_norm, config.torso)
+    torso = config.hidden_sizes, config.activation, config.layer_norm, config.torso
+    actor = Actor(num_actions, *torso)
+    critic = TwinCritic(num_actions, *torso)
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),
