@@ -290,8 +290,7 @@ def make(config: Config) -> Algorithm:
         raise ValueError(f"{config.env} has observations of shape {env.obs_shape}, not vectors; use ppo.py")
     action_dim = env.action_space.shape[0]
     torso = config.hidden_sizes, config.activation, config.layer_norm, config.torso
-    actor = Actor(action_dim, *torso)
-    critic = TwinCritic(*torso)
+    actor, critic = Actor(action_dim, *torso), TwinCritic(*torso)
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),

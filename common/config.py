@@ -32,8 +32,7 @@ def validate(config: ConfigType) -> ConfigType:
     inside and outside of a sweep.
 
     Raises:
-        ValueError: naming the field, its value and what it must be; or the run is shorter than one iteration; or the
-            fields of the networks contradict each other.
+        ValueError: naming the field, its value and what it must be, or the fields that contradict each other.
     """
     hints = typing.get_type_hints(type(config), include_extras=True)
     for name, hint in hints.items():

@@ -334,15 +334,16 @@ SHORT = {
 }
 
 
-def short_config(variant, iterations=2):
-    config = replace(SHORT[variant], hidden_sizes=(8,), normalize_obs=True)
+def short_config(variant, iterations=2, **changes):
+    config = replace(SHORT[variant], hidden_sizes=(8,), normalize_obs=True, **changes)
     return replace(config, total_timesteps=config.env_steps(iterations))
 
 
 @each_variant
+@pytest.mark.parametrize("torso", ["mlp", "simba"])
 @pytest.mark.usefixtures("exempt_dependencies", "few_objects")
-def test_two_iterations_build_in_every_mode(variant):
-    module, config = VARIANTS[variant], short_config(variant)
+def test_two_iterations_build_in_every_mode(variant, torso):
+    module, config = VARIANTS[variant], short_config(variant, torso=torso)
     with modes(**BUILT):
         state, metrics = jax.eval_shape(jax.jit(module.make_train(config)), jax.random.key(0))
         algorithm = module.make(config)

@@ -257,8 +257,7 @@ def make(config: Config) -> Algorithm:
     num_actions = env.action_space.n
     max_entropy = np.float32(np.log(num_actions))  # that of the uniform policy
     torso = config.hidden_sizes, config.activation, config.layer_norm, config.torso
-    actor = Actor(num_actions, *torso)
-    critic = TwinCritic(num_actions, *torso)
+    actor, critic = Actor(num_actions, *torso), TwinCritic(num_actions, *torso)
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),
