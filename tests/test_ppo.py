@@ -149,7 +149,7 @@ CASES = {
         UPDATES, **CONTINUOUS, clip_value=True, normalize_obs=True, normalize_reward=True, hidden_sizes=(6, 5)
     ),
     "layer norm": replace(UPDATES, layer_norm=True, hidden_sizes=(6, 5)),
-    "simba": replace(UPDATES, torso="simba", hidden_sizes=(4, 4)),
+    "simba": replace(UPDATES, torso="simba", hidden_sizes=(5, 5)),
     "target KL": replace(UPDATES, target_kl=0.01, clip_eps=0.02, num_epochs=8),
 }
 
