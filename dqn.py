@@ -8,6 +8,7 @@ Implementation details:
   - Epsilon falls linearly with env steps; each environment explores independently.
   - n-step returns, optional (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy.
   - LayerNorm, optional (Gallici et al. 2024, arXiv:2407.04811).
+  - SimBa, optional: residual blocks (Lee et al. 2025, arXiv:2410.09754), without weight decay.
 
 Deviations:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -75,6 +76,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = (128, 128)  # layers, after the convolution if there is one
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; normalize_obs is its RSNorm
 
     @property
     def cycle_steps(self) -> int:
@@ -152,6 +154,7 @@ class Torso(nn.Module):
     hidden_sizes: tuple[int, ...]
     activation: str
     layer_norm: bool
+    torso: str
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
@@ -167,6 +170,13 @@ class Torso(nn.Module):
             x = nn.relu(nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(x))
 
         x = x.reshape(*leading, -1)
+        if self.torso == "simba":
+            he_normal = nn.initializers.he_normal()
+            x = nn.Dense(self.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
+            for size in self.hidden_sizes:
+                hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
+                x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
+            return nn.LayerNorm()(x)
         for size in self.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
             x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
@@ -182,10 +192,11 @@ class QNetwork(nn.Module):
     hidden_sizes: tuple[int, ...]
     activation: str
     layer_norm: bool
+    torso: str
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        x = Torso(self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm)(obs)
+        x = Torso(self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm, self.torso)(obs)
         q = nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(x)  # [*leading, num_actions]
         if self.dueling:
             value = nn.Dense(1, kernel_init=orthogonal(1.0))(x)  # [*leading, 1]
@@ -247,7 +258,7 @@ def make(config: Config) -> Algorithm:
     if not hasattr(env.action_space, "n"):
         raise ValueError(f"{config.env} has continuous actions, not discrete ones; use sac.py, td3.py or ppo.py")
     num_actions = env.action_space.n
-    torso = config.hidden_sizes, config.activation, config.layer_norm
+    torso = config.hidden_sizes, config.activation, config.layer_norm, config.torso
     network = QNetwork(num_actions, config.dueling, env.obs_shape, *torso)
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle

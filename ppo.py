@@ -9,6 +9,7 @@ Implementation details (Huang et al. 2022, "The 37 Implementation Details of PPO
   - target_kl, optional (Dossa et al. 2021): a minibatch whose approx_kl, before its update, is above
     1.5 * target_kl (factor of Spinning Up) ends the updates of the iteration and makes none.
   - LayerNorm, optional (Lyle et al. 2023, arXiv:2303.01486).
+  - SimBa, optional: residual blocks (Lee et al. 2025, arXiv:2410.09754), without weight decay.
 
 Deviations:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -74,6 +75,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = (64, 64)  # layers of the policy and of the value network
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; normalize_obs is its RSNorm
 
     @property
     def steps_per_iteration(self) -> int:
@@ -191,6 +193,7 @@ class Torso(nn.Module):
     hidden_sizes: tuple[int, ...]
     activation: str
     layer_norm: bool
+    torso: str
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
@@ -206,6 +209,13 @@ class Torso(nn.Module):
             x = nn.relu(nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(x))
 
         x = x.reshape(*leading, -1)
+        if self.torso == "simba":
+            he_normal = nn.initializers.he_normal()
+            x = nn.Dense(self.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
+            for size in self.hidden_sizes:
+                hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
+                x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
+            return nn.LayerNorm()(x)
         for size in self.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
             x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
@@ -221,10 +231,12 @@ class ActorCritic(nn.Module):
     hidden_sizes: tuple[int, ...]
     activation: str
     layer_norm: bool
+    torso: str
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[distrax.Distribution, jax.Array]:
-        x = Torso(self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm)(obs)
+        torso = self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm, self.torso
+        x = Torso(*torso)(obs)
         x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(x)  # [*leading, num_outputs]
         if self.is_discrete:
             policy = distrax.Categorical(logits=x)
@@ -233,7 +245,7 @@ class ActorCritic(nn.Module):
             std = jnp.exp(jnp.clip(log_std, -20.0, 2.0))
             policy = distrax.MultivariateNormalDiag(x, jnp.broadcast_to(std, x.shape))
 
-        x = Torso(self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm)(obs)
+        x = Torso(*torso)(obs)
         value = nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1)  # [*leading]
         return policy, value
 
@@ -333,7 +345,7 @@ def make(config: Config) -> Algorithm:
     env = make_env(config.env)
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]
-    torso = config.hidden_sizes, config.activation, config.layer_norm
+    torso = config.hidden_sizes, config.activation, config.layer_norm, config.torso
     network = ActorCritic(num_outputs, is_discrete, env.obs_shape, *torso)
 
     num_updates = config.num_iterations * config.num_epochs * config.num_minibatches

@@ -32,7 +32,7 @@ def validate(config: ConfigType) -> ConfigType:
     inside and outside of a sweep.
 
     Raises:
-        ValueError: naming the field, its value and what it must be; or the run is shorter than one iteration.
+        ValueError: naming the field, its value and what it must be, or the fields that contradict each other.
     """
     hints = typing.get_type_hints(type(config), include_extras=True)
     for name, hint in hints.items():
@@ -42,6 +42,11 @@ def validate(config: ConfigType) -> ConfigType:
             f"total_timesteps = {config.total_timesteps} is less than one iteration, "
             f"{config.steps_per_iteration} env steps"
         )
+    if getattr(config, "torso", "mlp") == "simba":  # its blocks keep the width and normalise
+        if len(set(config.hidden_sizes)) != 1:
+            raise ValueError(f"hidden_sizes = {config.hidden_sizes} must be one width, repeated, if torso = simba")
+        if config.layer_norm:
+            raise ValueError("layer_norm must be False if torso = simba, whose blocks have a LayerNorm")
     floats = {name: getattr(config, name) for name, hint in hints.items() if _split(hint)[0] is float}
     on_host = {name: np.float32(value) for name, value in floats.items() if not isinstance(value, jax.Array)}
     return dataclasses.replace(config, **on_host)

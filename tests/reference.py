@@ -11,15 +11,36 @@ def to_float64(tree):
 ACTIVATIONS = {"tanh": np.tanh, "relu": lambda x: np.maximum(x, 0)}
 
 
+def dense(layer, x):
+    return x @ layer["kernel"] + layer["bias"]
+
+
+def layer_norm(norm, x):
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+    return x * norm["scale"] + norm["bias"]
+
+
+def simba(torso, x):
+    """An embedding, residual blocks and a LayerNorm (Lee et al. 2025, section 4), x [..., n]."""
+    x = dense(torso["Dense_0"], x)
+    num_blocks = sum(name.startswith("LayerNorm") for name in torso) - 1
+    for i in range(num_blocks):
+        hidden = dense(torso[f"Dense_{2 * i + 1}"], layer_norm(torso[f"LayerNorm_{i}"], x))
+        x = x + dense(torso[f"Dense_{2 * i + 2}"], np.maximum(hidden, 0))
+    return layer_norm(torso[f"LayerNorm_{num_blocks}"], x)
+
+
 def mlp(torso, head, x, activation):
-    """Dense layers, each with its LayerNorm if the torso has one, and a linear head, x [..., n]."""
-    for i in range(sum(name.startswith("Dense") for name in torso)):
-        x = x @ torso[f"Dense_{i}"]["kernel"] + torso[f"Dense_{i}"]["bias"]
-        if norm := torso.get(f"LayerNorm_{i}"):
-            x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
-            x = x * norm["scale"] + norm["bias"]
+    """Dense layers, each with its LayerNorm if the torso has one, or those of SimBa, and a linear head, x [..., n]."""
+    num_layers, num_norms = (sum(name.startswith(kind) for name in torso) for kind in ("Dense", "LayerNorm"))
+    if 0 < num_norms < num_layers:
+        return dense(head, simba(torso, x))
+    for i in range(num_layers):
+        x = dense(torso[f"Dense_{i}"], x)
+        if num_norms:
+            x = layer_norm(torso[f"LayerNorm_{i}"], x)
         x = ACTIVATIONS[activation](x)
-    return x @ head["kernel"] + head["bias"]
+    return dense(head, x)
 
 
 def normalized(statistics, obs):

@@ -11,7 +11,7 @@ import probes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import Adam, global_norm, mlp, normalized, numerical_gradient, to_float64
+from reference import Adam, global_norm, mlp, normalized, numerical_gradient, simba, to_float64
 from scipy.stats import chisquare
 
 from ppo import Config, Torso, Transition, gae, make, shuffle
@@ -149,6 +149,7 @@ CASES = {
         UPDATES, **CONTINUOUS, clip_value=True, normalize_obs=True, normalize_reward=True, hidden_sizes=(6, 5)
     ),
     "layer norm": replace(UPDATES, layer_norm=True, hidden_sizes=(6, 5)),
+    "simba": replace(UPDATES, torso="simba", hidden_sizes=(5, 5)),
     "target KL": replace(UPDATES, target_kl=0.01, clip_eps=0.02, num_epochs=8),
 }
 
@@ -343,7 +344,7 @@ def test_a_target_kl_ends_the_updates_of_an_iteration():
 
 def test_images_pass_a_convolution():
     """The product of patches and kernel is the 3x3 convolution that the documentation names."""
-    torso = Torso(obs_shape=(6, 7, 4), hidden_sizes=(), activation="tanh", layer_norm=True)
+    torso = Torso(obs_shape=(6, 7, 4), hidden_sizes=(), activation="tanh", layer_norm=True, torso="mlp")
     images = jax.random.normal(jax.random.key(0), (5, 2, 6, 7, 4))
     params = torso.init(jax.random.key(1), images)
     kernel, bias = params["params"]["Dense_0"]["kernel"], params["params"]["Dense_0"]["bias"] + 0.1
@@ -360,10 +361,27 @@ def test_images_pass_a_convolution():
 @pytest.mark.parametrize("shape", [(), (3,), (10, 5), (2, 5, 3), (3, 3, 3, 3)])
 def test_other_observations_are_flattened(shape):
     """Row by row, behind any number of leading axes; an image too small for a 3x3 convolution is flattened too."""
-    torso = Torso(obs_shape=shape, hidden_sizes=(), activation="tanh", layer_norm=True)
+    torso = Torso(obs_shape=shape, hidden_sizes=(), activation="tanh", layer_norm=True, torso="mlp")
     for leading in ((), (4,), (2, 4)):
         obs = np.arange(np.prod(leading + shape, dtype=int)).reshape(leading + shape)
         np.testing.assert_array_equal(torso.apply({}, obs), obs.reshape(*leading, -1))
+
+
+def test_simba_is_the_embedding_the_blocks_and_the_norm():
+    """Of images too: behind the convolution. Parameters are random, so that no scale is 1 and no bias 0."""
+    for shape in ((3,), (5, 4, 2)):
+        torso = Torso(obs_shape=shape, hidden_sizes=(6, 6), activation="tanh", layer_norm=False, torso="simba")
+        obs = jax.random.normal(jax.random.key(0), (7, *shape))
+        params = torso.init(jax.random.key(1), obs)
+        params = jax.tree.map(lambda x: x + 0.3 * np.sin(1.0 + jnp.arange(x.size)).reshape(x.shape), params)
+        layers, x = to_float64(params["params"]), np.asarray(obs, np.float64)
+        if len(shape) == 3:
+            convolution = layers.pop("Dense_0")
+            layers |= {f"Dense_{i}": layers[f"Dense_{i + 1}"] for i in range(5)}
+            patches = [x[:, i : i + 3, j : j + 2] for i in range(3) for j in range(3)]
+            x = np.maximum(np.concatenate(patches, -1) @ convolution["kernel"] + convolution["bias"], 0).reshape(7, -1)
+        assert [layers[f"Dense_{i}"]["bias"].size for i in range(5)] == [6, 24, 6, 24, 6]
+        np.testing.assert_allclose(torso.apply(params, obs), simba(layers, x), rtol=1e-4, atol=1e-4)
 
 
 # -- On policy ---------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def test_squashing_is_finite_far_in_the_tails():
 
 
 def test_twin_critics_start_different():
-    params = sac.TwinCritic((8,), "relu", layer_norm=False).init(
+    params = sac.TwinCritic((8,), "relu", layer_norm=False, torso="mlp").init(
         jax.random.key(0), jnp.zeros((1, 3)), jnp.zeros((1, 1))
     )
     for kernel in (x for x in jax.tree.leaves(params) if x.ndim == 3):

@@ -50,13 +50,16 @@ CASES = {
     "dqn, layer norm, 3 steps": replace(
         DQN, layer_norm=True, n_step=3, dueling=True, hidden_sizes=(5, 4), activation="tanh"
     ),
+    "dqn, simba": replace(DQN, torso="simba", hidden_sizes=(4, 4)),
     "sac": SAC,
     "sac, fixed alpha, tanh": replace(SAC, alpha_learning_rate=0.0, alpha=0.3, activation="tanh"),
     "sac, normalised": replace(SAC, normalize_obs=True, hidden_sizes=(4, 3), activation="tanh"),
     "sac, layer norm, 3 steps": replace(SAC, layer_norm=True, n_step=3, activation="tanh"),
+    "sac, simba": replace(SAC, torso="simba"),
     "td3": TD3,
     "td3, policy delay 1, tanh": replace(TD3, policy_delay=1, activation="tanh"),
     "td3, layer norm, 3 steps": replace(TD3, layer_norm=True, n_step=3, activation="tanh"),
+    "td3, simba": replace(TD3, torso="simba"),
     "td3, normalised": replace(TD3, normalize_obs=True, gradient_steps=4, hidden_sizes=(4, 3), activation="tanh"),
 }
 

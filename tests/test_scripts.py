@@ -91,7 +91,8 @@ OPTIONS = {  # what is off by default and changes the program, all of it at once
     "sac": {"layer_norm": True, "n_step": 3, "noise_steps": 5},
     "td3": {"layer_norm": True, "n_step": 3, "noise_steps": 5},
 }
-WITH_OPTIONS = [(script, ACTIONS[script][0], OPTIONS[script]) for script in SCRIPTS]
+SIMBA = {"torso": "simba"}  # apart: it refuses layer_norm
+WITH_OPTIONS = [(script, ACTIONS[script][0], x) for script in SCRIPTS for x in (OPTIONS[script], SIMBA)]
 FIRST_CASES = [(script, ACTIONS[script][0]) for script in SCRIPTS]
 both_actions = pytest.mark.parametrize(("script", "env"), CASES)
 each_script = pytest.mark.parametrize(("script", "env"), FIRST_CASES)
@@ -592,6 +593,10 @@ def test_runs_with(script, shape):
         ({"total_timesteps": 5e5}, "total_timesteps must be .*int"),
         ({"hidden_sizes": (8, "8")}, "hidden_sizes"),
         ({"activation": "nothing"}, "activation"),
+        ({"torso": "nothing"}, "torso"),
+        ({"torso": "simba", "hidden_sizes": (8, 16)}, r"hidden_sizes = \(8, 16\) must be one width"),
+        ({"torso": "simba", "hidden_sizes": ()}, r"hidden_sizes = \(\) must be one width"),
+        ({"torso": "simba", "layer_norm": True}, "layer_norm must be False if torso = simba"),
         ({"gamma": 1.5}, "gamma must be between 0 and 1, not 1.5"),
         ({"gamma": float("nan")}, "gamma must be between 0 and 1, not nan"),
     ],

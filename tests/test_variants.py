@@ -268,7 +268,7 @@ def soft(i):
     """Of a temperature: the probability of action 1 in each room, and the value, [num_seeds, 3] each."""
     algorithm, state, _ = trained(sac_discrete, SOFT, tuple((("alpha", alpha),) for alpha in ALPHAS))
     state, obs = jax.tree.map(lambda x: x[i], state), jnp.eye(3)
-    actor = sac_discrete.Actor(2, SOFT.hidden_sizes, SOFT.activation, SOFT.layer_norm)
+    actor = sac_discrete.Actor(2, SOFT.hidden_sizes, SOFT.activation, SOFT.layer_norm, SOFT.torso)
     probs = jax.vmap(lambda state: actor.apply(state.params.actor, obs).probs[:, 1])(state)
     return np.asarray(probs), np.asarray(jax.vmap(algorithm.value, in_axes=(0, None))(state, obs))
 
@@ -334,15 +334,16 @@ SHORT = {
 }
 
 
-def short_config(variant, iterations=2):
-    config = replace(SHORT[variant], hidden_sizes=(8,), normalize_obs=True)
+def short_config(variant, iterations=2, **changes):
+    config = replace(SHORT[variant], hidden_sizes=(8,), normalize_obs=True, **changes)
     return replace(config, total_timesteps=config.env_steps(iterations))
 
 
 @each_variant
+@pytest.mark.parametrize("torso", ["mlp", "simba"])
 @pytest.mark.usefixtures("exempt_dependencies", "few_objects")
-def test_two_iterations_build_in_every_mode(variant):
-    module, config = VARIANTS[variant], short_config(variant)
+def test_two_iterations_build_in_every_mode(variant, torso):
+    module, config = VARIANTS[variant], short_config(variant, torso=torso)
     with modes(**BUILT):
         state, metrics = jax.eval_shape(jax.jit(module.make_train(config)), jax.random.key(0))
         algorithm = module.make(config)

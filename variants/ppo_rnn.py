@@ -11,6 +11,7 @@ Implementation details (Huang et al. 2022, "The 37 Implementation Details of PPO
   - target_kl, optional (Dossa et al. 2021): a minibatch whose approx_kl, before its update, is above
     1.5 * target_kl (factor of Spinning Up) ends the updates of the iteration and makes none.
   - LayerNorm, optional (Lyle et al. 2023, arXiv:2303.01486).
+  - SimBa, optional: residual blocks (Lee et al. 2025, arXiv:2410.09754), without weight decay.
 
 Deviations:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -80,6 +81,7 @@ class Config:
     memory_size: int = 64  # units of the GRU after these layers, one in each network
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; normalize_obs is its RSNorm
 
     @property
     def steps_per_iteration(self) -> int:
@@ -199,6 +201,7 @@ class Torso(nn.Module):
     hidden_sizes: tuple[int, ...]
     activation: str
     layer_norm: bool
+    torso: str
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
@@ -214,6 +217,13 @@ class Torso(nn.Module):
             x = nn.relu(nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(x))
 
         x = x.reshape(*leading, -1)
+        if self.torso == "simba":
+            he_normal = nn.initializers.he_normal()
+            x = nn.Dense(self.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
+            for size in self.hidden_sizes:
+                hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
+                x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
+            return nn.LayerNorm()(x)
         for size in self.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
             x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
@@ -260,12 +270,14 @@ class ActorCritic(nn.Module):
     hidden_sizes: tuple[int, ...]
     activation: str
     layer_norm: bool
+    torso: str
 
     @nn.compact
     def __call__(
         self, obs: jax.Array, memory: jax.Array, done: jax.Array | None = None
     ) -> tuple[distrax.Distribution, jax.Array, jax.Array]:
-        x = [Torso(self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm)(obs) for _ in range(2)]
+        torso = self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm, self.torso
+        x = [Torso(*torso)(obs) for _ in range(2)]
         memory = TwinMemory()(jnp.stack(x, axis=-2), memory, done)
 
         x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(memory[..., 0, :])  # [*leading, num_outputs]
@@ -379,7 +391,7 @@ def make(config: Config) -> Algorithm:
     env = make_env(config.env)
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]
-    torso = config.hidden_sizes, config.activation, config.layer_norm
+    torso = config.hidden_sizes, config.activation, config.layer_norm, config.torso
     network = ActorCritic(num_outputs, is_discrete, env.obs_shape, *torso)
 
     num_updates = config.num_iterations * config.num_epochs * config.num_minibatches

@@ -8,6 +8,7 @@ Implementation details:
   - n-step returns, optional (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy;
     the entropies of the steps before the last are left out.
   - LayerNorm, optional (Nauman et al. 2024, arXiv:2403.00514).
+  - SimBa, optional: residual blocks (Lee et al. 2025, arXiv:2410.09754), without weight decay.
 
 Deviations:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -75,6 +76,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; normalize_obs is its RSNorm
 
     @property
     def cycle_steps(self) -> int:
@@ -128,10 +130,18 @@ class Torso(nn.Module):
     hidden_sizes: tuple[int, ...]
     activation: str
     layer_norm: bool
+    torso: str
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         activation = getattr(nn, self.activation)
+        if self.torso == "simba":
+            he_normal = nn.initializers.he_normal()
+            x = nn.Dense(self.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
+            for size in self.hidden_sizes:
+                hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
+                x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
+            return nn.LayerNorm()(x)
         for size in self.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
             x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
@@ -145,10 +155,12 @@ class Actor(nn.Module):
     hidden_sizes: tuple[int, ...]
     activation: str
     layer_norm: bool
+    torso: str
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> distrax.Distribution:
-        x = Torso(self.hidden_sizes, self.activation, self.layer_norm)(obs.astype(jnp.float32))
+        x = obs.astype(jnp.float32)
+        x = Torso(self.hidden_sizes, self.activation, self.layer_norm, self.torso)(x)
         return distrax.Categorical(logits=nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x))
 
 
@@ -159,10 +171,12 @@ class Critic(nn.Module):
     hidden_sizes: tuple[int, ...]
     activation: str
     layer_norm: bool
+    torso: str
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        x = Torso(self.hidden_sizes, self.activation, self.layer_norm)(obs.astype(jnp.float32))
+        x = obs.astype(jnp.float32)
+        x = Torso(self.hidden_sizes, self.activation, self.layer_norm, self.torso)(x)
         return nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(x)  # [..., num_actions]
 
 
@@ -242,8 +256,8 @@ def make(config: Config) -> Algorithm:
         raise ValueError(f"{config.env} has observations of shape {env.obs_shape}, not vectors; use dqn.py or ppo.py")
     num_actions = env.action_space.n
     max_entropy = np.float32(np.log(num_actions))  # that of the uniform policy
-    actor = Actor(num_actions, config.hidden_sizes, config.activation, config.layer_norm)
-    critic = TwinCritic(num_actions, config.hidden_sizes, config.activation, config.layer_norm)
+    torso = config.hidden_sizes, config.activation, config.layer_norm, config.torso
+    actor, critic = Actor(num_actions, *torso), TwinCritic(num_actions, *torso)
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),
