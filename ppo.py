@@ -75,7 +75,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = (64, 64)  # layers of the policy and of the value network
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; normalize_obs is its RSNorm
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual relu blocks; normalize_obs is RSNorm
 
     @property
     def steps_per_iteration(self) -> int:

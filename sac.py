@@ -77,7 +77,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; normalize_obs is its RSNorm
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual relu blocks; normalize_obs is RSNorm
 
     @property
     def cycle_steps(self) -> int:

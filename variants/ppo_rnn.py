@@ -81,7 +81,7 @@ class Config:
     memory_size: int = 64  # units of the GRU after these layers, one in each network
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; normalize_obs is its RSNorm
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual relu blocks; normalize_obs is RSNorm
 
     @property
     def steps_per_iteration(self) -> int:
