@@ -8,7 +8,7 @@ import pytest
 from helpers import ROOT, call, capture, shared_compilations, small_run
 
 from common.environments import suites
-from common.runner import render
+from common.runner import compare, render
 from common.runner.cli import parse
 
 README = (ROOT / "README.md").read_text()
@@ -49,6 +49,10 @@ def test_commands_have_flags_that_exist(command, folder, monkeypatch):
     program, *words = shlex.split(command.replace("<name>", "NAME"))
     if program == "-m" and words[0] == "common.environments":
         assert set(words[1:]) <= set(suites())
+        return
+    if program == "-m" and words[0] == "common.runner.compare":
+        result = capture(compare.main, *words)
+        assert (result.status, result.stderr) == (2, f"error: no run in {words[1]}: it has no config.json\n")
         return
     if program == "-m":
         monkeypatch.setattr(render, "load", loading)

@@ -47,7 +47,8 @@ def report(experiment: Experiment, directory: Path, result: Result, timing: Timi
     ranking = [0]
     if experiment.settings:
         training = final_return(metrics["episode_return"], metrics["num_episodes"])
-        ranked = [summarize(x) for x in experiment.by_setting(scores.get("eval_episode_return", training))]
+        final = np.where(is_healthy, scores.get("eval_episode_return", training), np.nan)  # one that diverged is last
+        ranked = [summarize(x) for x in experiment.by_setting(final)]
         ranking = rank(ranked)
         best, options = experiment.setting(ranking[0]), experiment.options
         rerun = rerun_command(experiment.script, config, preset, best, options.seed, options.num_seeds)
