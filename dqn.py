@@ -137,6 +137,7 @@ PRESETS: dict[str, Config] = {
             learning_rate=1e-3,
             anneal_learning_rate=True,
             exploration_fraction=0.2,
+            layer_norm=True,
         ),
         *(replace(MINATAR, env=f"{game}-MinAtar") for game in GAMES),
         *(replace(MINATAR, env=f"pgx/minatar-{game}") for game in PGX),  # not yet measured
