@@ -26,7 +26,8 @@ from matplotlib.ticker import EngFormatter, NullFormatter
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from common.runner.statistics import confidence_interval, iqm  # noqa: E402
+from common.runner.plots import style  # noqa: E402
+from common.runner.statistics import confidence_interval, iqm, summarize  # noqa: E402
 
 FOLDER = ROOT / "benchmarks"
 RAW = FOLDER / "results" / "raw"
@@ -132,31 +133,17 @@ def call(command: list[str]) -> None:
 # -- Report ----------------------------------------------------------------------------------------
 
 
-def statistics_of(raw: dict[str, Any], bar: float | None) -> dict[str, float]:
-    """Statistics over seeds of the final scores."""
-    scores = np.array(raw["final_episode_return"])
-    low, high = confidence_interval(scores)
-    return {
-        "iqm": float(iqm(scores)),
-        "low": float(low),
-        "high": float(high),
-        "mean": scores.mean(),
-        "min": scores.min(),
-        "num_seeds": len(scores),
-        "num_solved": int((scores >= bar).sum()) if bar is not None else 0,
-    }
-
-
 def table_row(pair: Pair, raw: dict[str, Any]) -> str:
     """A row of RESULTS.md."""
-    x, timing = statistics_of(raw, pair.bar), raw["timing"]
-    solved = f"{x['num_solved']} of {x['num_seeds']} reach {pair.bar:g}" if pair.bar is not None else "-"
+    scores, timing = np.array(raw["final_episode_return"]), raw["timing"]
+    x = summarize(scores)
+    solved = "-" if pair.bar is None else f"{(scores >= pair.bar).sum()} of {len(scores)} reach {pair.bar:g}"
     cells = [
         f"[`{pair.script}.py`](results/raw/{pair.path.name})",
         pair.env,
         f"{raw['eval_env_steps'][-1]:,}",
         f"{x['iqm']:.1f}",
-        f"{x['low']:.1f} to {x['high']:.1f}",
+        f"{x['ci_low']:.1f} to {x['ci_high']:.1f}",
         f"{x['mean']:.1f}",
         f"{x['min']:.1f}",
         solved,
@@ -212,16 +199,15 @@ def plot(path: Path, raws: dict[Pair, dict[str, Any]]) -> None:
         for pair, raw in raws.items():
             if pair.env == env:
                 steps, returns = np.array(raw["eval_env_steps"]), np.array(raw["eval_episode_return"])
-                color, style = COLORS[pair.script], STYLES[pair.script]
+                color, line_style = COLORS[pair.script], STYLES[pair.script]
                 axes.fill_between(steps, *confidence_interval(returns), color=color, alpha=0.2, linewidth=0)
-                axes.plot(steps, iqm(returns), style, color=color, linewidth=1.8, label=pair.script)
+                axes.plot(steps, iqm(returns), line_style, color=color, linewidth=1.8, label=pair.script)
         axes.set_title(env, fontsize="medium")
         axes.set_xscale("log")  # budgets differ by a factor of ten
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.locator_params(axis="y", nbins=5)
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
+        style(axes)
         axes.legend(frameon=False, fontsize="small", loc="lower right")
     for axes in panels[len(envs) :]:
         axes.set_visible(False)
@@ -244,10 +230,10 @@ def main() -> None:
     if not arguments.report:
         for pair in PAIRS:
             if pair.name in arguments.only or (not arguments.only and not pair.path.exists()):
-                recorded = statistics_of(read(pair), pair.bar) if pair.path.exists() else None
+                recorded = read(pair) if pair.path.exists() else None
                 raw = train(pair, arguments.out.resolve())
                 pair.path.write_text(dump(raw))
-                show(pair, statistics_of(raw, pair.bar), recorded)
+                show(pair, raw, recorded)
     write_report({pair: read(pair) for pair in PAIRS if pair.path.exists()})
 
 
@@ -266,15 +252,16 @@ def dump(raw: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(fields) + "\n}\n"
 
 
-def show(pair: Pair, new: dict[str, float], recorded: dict[str, float] | None) -> None:
+def show(pair: Pair, raw: dict[str, Any], recorded: dict[str, Any] | None) -> None:
     """Print the new score, and whether it is within the recorded interval."""
-    print(f"{pair.name}: IQM {new['iqm']:.1f} ({new['low']:.1f} to {new['high']:.1f}), worst seed {new['min']:.1f}")
+    new = summarize(np.array(raw["final_episode_return"]))
+    interval = f"{new['ci_low']:.1f} to {new['ci_high']:.1f}"
+    print(f"{pair.name}: IQM {new['iqm']:.1f} ({interval}), worst seed {new['min']:.1f}")
     if recorded:
-        within = "within" if recorded["low"] <= new["iqm"] <= recorded["high"] else "OUTSIDE"
-        print(
-            f"recorded: IQM {recorded['iqm']:.1f}; the new one is {within} its interval of "
-            f"{recorded['low']:.1f} to {recorded['high']:.1f}"
-        )
+        old = summarize(np.array(recorded["final_episode_return"]))
+        within = "within" if old["ci_low"] <= new["iqm"] <= old["ci_high"] else "OUTSIDE"
+        interval = f"{old['ci_low']:.1f} to {old['ci_high']:.1f}"
+        print(f"recorded: IQM {old['iqm']:.1f}; the new one is {within} its interval of {interval}")
 
 
 if __name__ == "__main__":

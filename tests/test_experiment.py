@@ -82,7 +82,7 @@ def test_an_evaluation_at_the_same_place_replaces_the_one_before():
     assert until({}, 19) == {}
 
 
-def result_of(lanes, steps, **changes):
+def result_of(lanes, steps):
     """A part whose lanes score their number plus the env steps."""
     evaluations = {}
     for step in steps:

@@ -162,11 +162,7 @@ def read_metrics(
         ValueError: metrics.npz is missing, damaged, too short or of another run.
     """
     path, num_iterations = directory / "metrics.npz", len(env_steps)
-    try:
-        with np.load(path) as file:
-            arrays = dict(file)
-    except Exception as error:  # numpy and zipfile raise a wide variety
-        raise ValueError(f"{path} is missing or damaged: {error}") from error
+    arrays = read_arrays(path)
     if len(arrays.get("env_steps", ())) < num_iterations:
         raise ValueError(f"{path} has fewer than the {num_iterations} iterations of the checkpoint")
     expected = {"env_steps": env_steps} | lanes

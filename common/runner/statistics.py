@@ -19,6 +19,29 @@ def iqm(x: np.ndarray, axis: int = 0) -> np.ndarray:
     return np.where(np.isnan(x[-1]), np.nan, x[cut : len(x) - cut].mean(axis=0))
 
 
+def bootstrap_interval(samples: list[np.ndarray], statistic: Callable) -> tuple[np.ndarray, np.ndarray]:
+    """95 % percentile interval of a statistic of several samples, each of which is resampled on its own (stratified).
+
+    Args:
+        samples: [..., num_seeds] each.
+        statistic: called as statistic(*samples, axis=-1).
+
+    Returns:
+        low, high [...]; NaN if a sample has a single seed.
+    """
+    if min(x.shape[-1] for x in samples) < 2:
+        nothing = np.full(samples[0].shape[:-1], np.nan)
+        return nothing, nothing
+    from scipy import stats  # imported here: it takes half a second
+
+    batch = max(1, 10**7 // sum(x.size for x in samples))  # resamples at a time: bounds the memory
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the scores of a diverged seed may be NaN
+        options = {"n_resamples": NUM_RESAMPLES, "method": "percentile", "batch": batch, "rng": 0}
+        interval = stats.bootstrap(samples, statistic, axis=-1, vectorized=True, **options).confidence_interval
+    return interval.low, interval.high
+
+
 def confidence_interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """95 % percentile bootstrap interval of the IQM over seeds. x [num_seeds, ...] -> low, high [...]; NaN for a
     single seed.
@@ -26,15 +49,7 @@ def confidence_interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     The percentile method also holds where all seeds agree (the BCa method gives NaN there). The resamples are drawn
     from a fixed seed, so the same data give the same interval.
     """
-    if len(x) < 2:
-        return np.full(x.shape[1:], np.nan), np.full(x.shape[1:], np.nan)
-    from scipy import stats  # imported here: it takes half a second
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the scores of a diverged seed may be NaN
-        batch = max(1, 10**7 // x.size)  # resamples at a time: bounds the memory
-        result = stats.bootstrap((x,), iqm, n_resamples=NUM_RESAMPLES, method="percentile", batch=batch, rng=0)
-    return result.confidence_interval.low, result.confidence_interval.high
+    return bootstrap_interval([np.moveaxis(x, 0, -1)], iqm)
 
 
 def summarize(x: np.ndarray) -> dict[str, float]:
@@ -122,29 +137,6 @@ def learning_curve(
         nothing = np.empty(0)
         return Curve(nothing, returns[:, :0], nothing, nothing, nothing, nothing)
     return Curve(env_steps[ends][first:], returns, returns.mean(axis=0), iqm(returns), *confidence_interval(returns))
-
-
-def bootstrap_interval(samples: list[np.ndarray], statistic: Callable) -> tuple[np.ndarray, np.ndarray]:
-    """95 % percentile interval of a statistic of several samples, each of which is resampled on its own (stratified).
-
-    Args:
-        samples: [..., num_seeds] each.
-        statistic: called as statistic(*samples, axis=-1).
-
-    Returns:
-        low, high [...]; NaN if a sample has a single seed.
-    """
-    if min(x.shape[-1] for x in samples) < 2:
-        nothing = np.full(samples[0].shape[:-1], np.nan)
-        return nothing, nothing
-    from scipy import stats  # imported here: it takes half a second
-
-    batch = max(1, 10**7 // sum(x.size for x in samples))  # resamples at a time: bounds the memory
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the scores of a diverged seed may be NaN
-        options = {"n_resamples": NUM_RESAMPLES, "method": "percentile", "batch": batch, "rng": 0}
-        interval = stats.bootstrap(samples, statistic, axis=-1, vectorized=True, **options).confidence_interval
-    return interval.low, interval.high
 
 
 def probability_of_improvement(pairs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float, float]:
