@@ -45,6 +45,7 @@ class Pair:
     bar: float | None = None  # a greedy return that counts as solved
     published: str = ""  # the best published number, its env steps and its source
     num_seeds: int = 20
+    total_timesteps: int | None = None  # where it is not the preset's
 
     @property
     def name(self) -> str:
@@ -76,11 +77,11 @@ FAMILIES = {
         Pair("td3", "MountainCarContinuous-v0", 94.0, "93.5 at 300k (Zoo, Ornstein-Uhlenbeck noise)"),
     ],
     "MinAtar, as gymnax has it": [
-        Pair("ppo", "Asterix-MinAtar", 17.0, "15.0 (OPEN), 17.8 (blines), at 10M", 5),
-        Pair("ppo", "Breakout-MinAtar", 50.0, "50.1 (OPEN), 43.4 (blines), at 10M", 5),
-        Pair("ppo", "Freeway-MinAtar", 62.0, "61.8 (OPEN), 58.8 (blines), at 10M", 5),
-        Pair("ppo", "SpaceInvaders-MinAtar", 150.0, "167 (OPEN), 132 (blines), at 10M", 5),
-        Pair("ppo", "Seaquest-MinAtar", None, "none", 5),
+        Pair("ppo", "Asterix-MinAtar", None, "15.0 (OPEN), 17.8 (blines), at 10M", 5, 1_000_000),
+        Pair("ppo", "Breakout-MinAtar", None, "50.1 (OPEN), 43.4 (blines), at 10M", 5, 1_000_000),
+        Pair("ppo", "Freeway-MinAtar", None, "61.8 (OPEN), 58.8 (blines), at 10M", 5, 1_000_000),
+        Pair("ppo", "SpaceInvaders-MinAtar", None, "167 (OPEN), 132 (blines), at 10M", 5, 1_000_000),
+        Pair("ppo", "Seaquest-MinAtar", None, "none", 5, 1_000_000),
         Pair("dqn", "Asterix-MinAtar", None, "none", 5),
         Pair("dqn", "Breakout-MinAtar", None, "none", 5),
         Pair("dqn", "Freeway-MinAtar", None, "none", 5),
@@ -98,6 +99,8 @@ def train(pair: Pair, out: Path) -> dict[str, Any]:
     """Train a pair, or continue it, and return what its raw file says."""
     folder = out / pair.script / pair.env / "results"
     train_command = [f"{pair.script}.py", "--env", pair.env, "--num-seeds", str(pair.num_seeds)]
+    if pair.total_timesteps is not None:
+        train_command += ["--total-timesteps", str(pair.total_timesteps)]
     begin = [*train_command, "--out", str(out), "--name", "results"]
     if not (folder / "timing.json").exists():
         call([f"{pair.script}.py", "--resume", str(folder)] if (folder / "config.json").exists() else begin)
