@@ -19,20 +19,25 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, NullFormatter
+from matplotlib.ticker import EngFormatter, NullFormatter, PercentFormatter
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from common.environment import make_env  # noqa: E402
+from common.runner.evaluation import episode_limit, evaluate  # noqa: E402
 from common.runner.plots import style  # noqa: E402
-from common.runner.statistics import confidence_interval, iqm, summarize  # noqa: E402
+from common.runner.statistics import aggregate_iqm, confidence_interval, iqm, summarize  # noqa: E402
 
 FOLDER = ROOT / "benchmarks"
 RAW = FOLDER / "results" / "raw"
 FINAL_EPISODES = 100
+RANDOM_EPISODES, MAX_STEPS = 1_000, 10_000
 COLORS = {"ppo": "#0072B2", "dqn": "#D55E00", "sac": "#009E73", "td3": "#CC79A7"}  # Okabe and Ito
+SHARES = np.linspace(0.1, 1.0, 19)  # of a budget
 STYLES = {"ppo": "-", "dqn": "--", "sac": "-.", "td3": ":"}
 
 
@@ -43,7 +48,7 @@ class Pair:
     script: str
     env: str
     bar: float | None = None  # a greedy return that counts as solved
-    published: str = ""  # the best published number, its env steps and its source
+    published: str = "none"  # the best published number, its env steps and its source
     num_seeds: int = 20
     total_timesteps: int | None = None  # where it is not the preset's
 
@@ -81,12 +86,34 @@ FAMILIES = {
         Pair("ppo", "Breakout-MinAtar", None, "50.1 (OPEN), 43.4 (blines), at 10M", 5, 1_000_000),
         Pair("ppo", "Freeway-MinAtar", None, "61.8 (OPEN), 58.8 (blines), at 10M", 5, 1_000_000),
         Pair("ppo", "SpaceInvaders-MinAtar", None, "167 (OPEN), 132 (blines), at 10M", 5, 1_000_000),
-        Pair("ppo", "Seaquest-MinAtar", None, "none", 5, 1_000_000),
-        Pair("dqn", "Asterix-MinAtar", None, "none", 5),
-        Pair("dqn", "Breakout-MinAtar", None, "none", 5),
-        Pair("dqn", "Freeway-MinAtar", None, "none", 5),
-        Pair("dqn", "SpaceInvaders-MinAtar", None, "none", 5),
-        Pair("dqn", "Seaquest-MinAtar", None, "none", 5),
+        Pair("ppo", "Seaquest-MinAtar", num_seeds=5, total_timesteps=1_000_000),
+        Pair("dqn", "Asterix-MinAtar", num_seeds=5),
+        Pair("dqn", "Breakout-MinAtar", num_seeds=5),
+        Pair("dqn", "Freeway-MinAtar", num_seeds=5),
+        Pair("dqn", "SpaceInvaders-MinAtar", num_seeds=5),
+        Pair("dqn", "Seaquest-MinAtar", num_seeds=5),
+    ],
+    "bsuite and misc, as gymnax has them": [
+        Pair("ppo", "Catch-bsuite"),
+        Pair("dqn", "Catch-bsuite"),
+        Pair("ppo", "DeepSea-bsuite"),
+        Pair("dqn", "DeepSea-bsuite"),
+        Pair("ppo", "FourRooms-misc"),
+        Pair("dqn", "FourRooms-misc"),
+        Pair("ppo", "PointRobot-misc"),
+        Pair("sac", "PointRobot-misc"),
+        Pair("td3", "PointRobot-misc"),
+        Pair("ppo", "Reacher-misc"),
+        Pair("sac", "Reacher-misc"),
+        Pair("td3", "Reacher-misc"),
+        Pair("ppo", "Swimmer-misc"),
+        Pair("sac", "Swimmer-misc"),
+        Pair("td3", "Swimmer-misc"),
+    ],
+    "Brax": [
+        Pair("ppo", "brax/inverted_pendulum", num_seeds=5),
+        Pair("sac", "brax/inverted_pendulum", num_seeds=5),
+        Pair("td3", "brax/inverted_pendulum", num_seeds=5),
     ],
 }
 PAIRS = [pair for pairs in FAMILIES.values() for pair in pairs]
@@ -124,7 +151,23 @@ def train(pair: Pair, out: Path) -> dict[str, Any]:
         "eval_env_steps": steps.tolist(),
         "eval_episode_return": [[round(float(x), 3) for x in row] for row in returns],  # [num_seeds, num_evaluations]
         "final_episode_return": [round(x, 3) for x in summary["eval_episode_return"]["per_seed"]],  # [num_seeds]
+        "random_episode_return": round(random_return(pair.env), 3),
     }
+
+
+def random_return(name: str) -> float:
+    """Mean return of RANDOM_EPISODES whole episodes of uniformly random actions."""
+    env = make_env(name)
+
+    def act(obs: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        key, action_key = jax.random.split(key)
+        return jax.vmap(env.action_space.sample)(jax.random.split(action_key, len(obs))), key
+
+    @jax.jit
+    def play(act_key: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
+        return evaluate(env, act, act_key, key, RANDOM_EPISODES, episode_limit(env, MAX_STEPS))
+
+    return float(play(jax.random.key(0), jax.random.key(1))["episode_return"].mean())
 
 
 def call(command: list[str]) -> None:
@@ -140,7 +183,9 @@ def table_row(pair: Pair, raw: dict[str, Any]) -> str:
     """A row of RESULTS.md."""
     scores, timing = np.array(raw["final_episode_return"]), raw["timing"]
     x = summarize(scores)
-    solved = "-" if pair.bar is None else f"{(scores >= pair.bar).sum()} of {len(scores)} reach {pair.bar:g}"
+    seeds = f"{len(scores)}"
+    if pair.bar is not None:
+        seeds = f"{(scores >= pair.bar).sum()} of {seeds} reach {pair.bar:g}"
     cells = [
         f"[`{pair.script}.py`](results/raw/{pair.path.name})",
         pair.env,
@@ -149,7 +194,8 @@ def table_row(pair: Pair, raw: dict[str, Any]) -> str:
         f"{x['ci_low']:.1f} to {x['ci_high']:.1f}",
         f"{x['mean']:.1f}",
         f"{x['min']:.1f}",
-        solved,
+        seeds,
+        f"{raw['random_episode_return']:.1f}",
         pair.published,
         f"{timing['wall_seconds']:.0f} s",
     ]
@@ -169,26 +215,99 @@ the commit, the versions and the machine. `time` is the whole training command f
 The published numbers follow other protocols: Zoo is one agent with deterministic evaluation (RL Baselines3 Zoo), SLM
 the training return of 4 seeds (SLM-Lab 5), blines one seed with sampled actions (gymnax-blines), and OPEN the PPO by
 which rl-learned-optimization normalises."""
-HEADER = """\
-| script | environment | env steps per seed | IQM | 95 % interval | mean | worst seed | seeds | best published | time |
-|---|---|---|---|---|---|---|---|---|---|"""
+COLUMNS = (
+    "script",
+    "environment",
+    "env steps per seed",
+    "IQM",
+    "95 % interval",
+    "mean",
+    "worst seed",
+    "seeds",
+    "random actions",
+    "best published",
+    "time",
+)
+HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
+REMARKS = {
+    "MinAtar, as gymnax has it": """\
+No sticky actions, the fewest actions, and at most 1,000 steps in an episode (Freeway 2,500): not the MinAtar of Young &
+Tian (2019). The published scores take ten times the steps.""",
+}
+AGGREGATE = """\
+## All environments with a bar
+
+The return is normalised, 0 for random actions (the mean of 1,000 episodes) and 1 for the bar of the tables above; the
+IQM is over the seeds of all environments of a script, its 95 % bootstrap interval stratified by environment.
+
+| script | environments | IQM | 95 % interval |
+|---|---|---|---|"""
 
 
-def write_report(raws: dict[Pair, dict[str, Any]]) -> None:
-    """Write RESULTS.md and its pictures from the raw files."""
+def report(raws: dict[Pair, dict[str, Any]]) -> str:
+    """The text of RESULTS.md."""
     lines = [INTRODUCTION]
     for family, pairs in FAMILIES.items():
         rows = [table_row(pair, raws[pair]) for pair in pairs if pair in raws]
         missing = [pair.name for pair in pairs if pair not in raws]
+        lines += ["", f"## {family}"]
+        if family in REMARKS:
+            lines += ["", REMARKS[family]]
         if rows:
-            name = f"curves-{family.split(',')[0].lower().replace(' ', '-')}.png"
-            plot(FOLDER / "results" / name, {pair: raws[pair] for pair in pairs if pair in raws})
-            lines += ["", f"## {family}", "", HEADER, *rows, "", f"![Evaluation curves](results/{name})"]
-        elif missing:
-            lines += ["", f"## {family}"]
+            lines += ["", HEADER, *rows, "", f"![Evaluation curves](results/{picture_of(family)})"]
         if missing:
             lines += ["", f"Not measured yet: {', '.join(missing)}."]
-    (FOLDER / "RESULTS.md").write_text("\n".join(lines) + "\n")
+    lines += ["", AGGREGATE]
+    for script, samples in normalized_returns(raws).items():
+        score, low, high = aggregate_iqm([x[:, -1] for x in samples])
+        lines.append(f"| `{script}.py` | {len(samples)} | {score:.3f} | {low:.3f} to {high:.3f} |")
+    return "\n".join([*lines, "", "![IQM over seeds and environments](results/aggregate.png)"]) + "\n"
+
+
+def draw(raws: dict[Pair, dict[str, Any]]) -> None:
+    """The pictures of RESULTS.md."""
+    for family, pairs in FAMILIES.items():
+        measured = {pair: raws[pair] for pair in pairs if pair in raws}
+        if measured:
+            plot(FOLDER / "results" / picture_of(family), measured)
+    plot_aggregate(FOLDER / "results" / "aggregate.png", normalized_returns(raws))
+
+
+def picture_of(family: str) -> str:
+    """Name of the file with a family's curves."""
+    return f"curves-{family.split(',')[0].lower().replace(' ', '-')}.png"
+
+
+def normalized_returns(raws: dict[Pair, dict[str, Any]]) -> dict[str, list[np.ndarray]]:
+    """Evaluation curves of the environments with a bar at the shares SHARES of their budgets, 0: random actions, 1: the
+    bar; script -> [num_seeds, len(SHARES)] for each environment. At the end stands the final evaluation."""
+    samples = {script: [] for script in COLORS}
+    for pair, raw in raws.items():
+        if pair.bar is not None:
+            steps, low = np.array(raw["eval_env_steps"]), raw["random_episode_return"]
+            curves = [np.interp(SHARES, steps / steps[-1], row) for row in raw["eval_episode_return"]]
+            returns = np.column_stack([np.array(curves)[:, :-1], raw["final_episode_return"]])
+            samples[pair.script].append((returns - low) / (pair.bar - low))
+    return {script: arrays for script, arrays in samples.items() if arrays}
+
+
+def plot_aggregate(path: Path, samples: dict[str, list[np.ndarray]]) -> None:
+    """IQM over the seeds of all environments with a bar, and its 95 % interval, against the share of the budget."""
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    for script, arrays in samples.items():
+        points = [aggregate_iqm([x[:, i] for x in arrays]) for i in range(len(SHARES))]
+        scores, low, high = np.array(points).T
+        label = f"{script}, {len(arrays)} environments"
+        axes.fill_between(SHARES, low, high, color=COLORS[script], alpha=0.2, linewidth=0)
+        axes.plot(SHARES, scores, STYLES[script], color=COLORS[script], linewidth=1.8, label=label)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.annotate("bar", (SHARES[0], 1.0), xytext=(0, 3), textcoords="offset points", fontsize="small")
+    axes.set(xlabel="share of the environment steps", ylabel="normalised greedy return, IQM")
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    style(axes)
+    axes.legend(frameon=False, fontsize="small", loc="lower right")
+    figure.savefig(path, dpi=120)
 
 
 def plot(path: Path, raws: dict[Pair, dict[str, Any]]) -> None:
@@ -237,7 +356,9 @@ def main() -> None:
                 raw = train(pair, arguments.out.resolve())
                 pair.path.write_text(dump(raw))
                 show(pair, raw, recorded)
-    write_report({pair: read(pair) for pair in PAIRS if pair.path.exists()})
+    raws = {pair: read(pair) for pair in PAIRS if pair.path.exists()}
+    (FOLDER / "RESULTS.md").write_text(report(raws))
+    draw(raws)
 
 
 def read(pair: Pair) -> dict[str, Any]:

@@ -1,0 +1,81 @@
+"""benchmarks/results.py: RESULTS.md says what the raw files say, and random actions score what they should."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers import ROOT
+
+from common.runner.statistics import iqm
+
+
+def load():
+    path = ROOT / "benchmarks" / "results.py"
+    spec = importlib.util.spec_from_file_location("benchmark_results", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+results = load()
+RAWS = {pair: results.read(pair) for pair in results.PAIRS if pair.path.exists()}
+
+
+def test_the_page_is_made_from_the_raw_files():
+    assert results.report(RAWS) == (ROOT / "benchmarks" / "RESULTS.md").read_text()
+
+
+def test_every_raw_file_has_a_row():
+    paths = {pair.path for pair in RAWS}
+    assert {path for path in results.RAW.iterdir() if path.suffix == ".json"} == paths
+    assert sum(path.stat().st_size for path in paths) < 5e6
+
+
+@pytest.mark.parametrize("pair", RAWS, ids=lambda pair: pair.name)
+def test_a_raw_file_is_whole(pair):
+    raw = RAWS[pair]
+    curves, scores = np.array(raw["eval_episode_return"]), np.array(raw["final_episode_return"])
+    assert (raw["script"], raw["env"]) == (pair.script, pair.env)
+    assert curves.shape == (pair.num_seeds, len(raw["eval_env_steps"]))
+    assert scores.shape == (pair.num_seeds,)
+    assert raw["eval_env_steps"] == sorted(set(raw["eval_env_steps"])), "env steps grow"
+    assert np.isfinite(curves).all()
+    assert np.isfinite(scores).all()
+    spread = np.ptp(curves) + 1e-9
+    assert abs(iqm(curves[:, -1]) - iqm(scores)) < 0.25 * spread, "the last evaluations are of the same policies"
+
+
+@pytest.mark.parametrize(("env", "low", "high"), [("CartPole-v1", 21.0, 24.0), ("Acrobot-v1", -500.0, -498.0)])
+def test_random_actions(env, low, high):
+    """CartPole falls after about 22 steps; Acrobot is hardly ever solved by chance."""
+    assert low < results.random_return(env) < high
+
+
+def test_normalised_returns_are_0_for_random_actions_and_1_at_the_bar():
+    pair = results.Pair("ppo", "anything", bar=-100.0)
+    raw = {
+        "random_episode_return": -500.0,
+        "eval_env_steps": [50, 100],
+        "eval_episode_return": [[-500.0, -300.0], [-500.0, -500.0]],
+        "final_episode_return": [-100.0, -300.0],
+    }
+    (returns,) = results.normalized_returns({pair: raw})["ppo"]
+    np.testing.assert_allclose(returns[:, -1], [1.0, 0.5])
+    np.testing.assert_allclose(returns[0, [0, 8, 13]], [0.0, 0.0, 0.25], atol=1e-12)  # 10, 50 and 75 % of the steps
+    assert results.normalized_returns({results.Pair("ppo", "no bar"): raw}) == {}
+
+
+def test_unknown_pairs_are_refused():
+    command = [sys.executable, "benchmarks/results.py", "--only", "ppo/Nothing-v0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "unknown: ppo/Nothing-v0" in done.stderr
+
+
+def test_a_raw_file_is_written_so_that_it_reads_the_same():
+    raw = {"a": 1, "curves": [[1.0, 2.0], [3.0, 4.0]], "nested": {"b": [1, 2]}}
+    assert json.loads(results.dump(raw)) == raw
