@@ -111,34 +111,23 @@ MINATAR = Config(  # Obando-Ceron & Castro 2021
     hidden_sizes=(128,),
 )
 PGX = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+SMALL = Config(
+    total_timesteps=20_000,
+    num_envs=10,
+    train_interval=10,
+    gradient_steps=5,
+    target_interval=100,
+    learning_rate=1e-3,
+    anneal_learning_rate=True,
+    exploration_fraction=0.2,
+)
 PRESETS: dict[str, Config] = {
     preset.env: preset
     for preset in (
-        Config(
-            "CartPole-v1",
-            total_timesteps=100_000,
-            num_envs=10,
-            train_interval=10,
-            gradient_steps=5,
-            target_interval=100,
-            learning_rate=1e-3,
-            anneal_learning_rate=True,
-            gamma=0.98,
-            exploration_fraction=0.2,
-            normalize_obs=True,
-        ),
-        Config(
-            "Acrobot-v1",
-            total_timesteps=100_000,
-            num_envs=10,
-            train_interval=10,
-            gradient_steps=5,
-            target_interval=250,
-            learning_rate=1e-3,
-            anneal_learning_rate=True,
-            exploration_fraction=0.2,
-            layer_norm=True,
-        ),
+        replace(SMALL, env="CartPole-v1", total_timesteps=100_000, gamma=0.98, normalize_obs=True),
+        replace(SMALL, env="Acrobot-v1", total_timesteps=100_000, target_interval=250, layer_norm=True),
+        *(replace(SMALL, env=f"{task}-bsuite") for task in ("Catch", "DeepSea")),
+        replace(SMALL, env="FourRooms-misc", total_timesteps=50_000),
         *(replace(MINATAR, env=f"{game}-MinAtar") for game in GAMES),
         *(replace(MINATAR, env=f"pgx/minatar-{game}") for game in PGX),  # not yet measured
     )

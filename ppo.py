@@ -108,6 +108,7 @@ ROBOT = Config(  # as CleanRL's ppo_continuous_action, with more environments an
     normalize_reward=True,
 )
 ROBOTS = ("reacher", "hopper", "halfcheetah", "walker2d", "ant")
+MISC = replace(ROBOT, total_timesteps=1_000_000, num_envs=64, num_minibatches=16, learning_rate=1e-3)
 CRAFTAX = Config(total_timesteps=100_000_000, num_envs=256, num_steps=64, num_minibatches=8, hidden_sizes=(512, 512))
 PRESETS: dict[str, Config] = {
     preset.env: preset
@@ -130,6 +131,7 @@ PRESETS: dict[str, Config] = {
             ent_coef=0.0,
             normalize_obs=True,
             normalize_reward=True,
+            layer_norm=True,
         ),
         Config(
             "MountainCar-v0",
@@ -169,6 +171,11 @@ PRESETS: dict[str, Config] = {
             normalize_obs=True,
             normalize_reward=True,
         ),
+        *(
+            replace(GRID, env=env, total_timesteps=100_000)
+            for env in ("Catch-bsuite", "DeepSea-bsuite", "FourRooms-misc")
+        ),
+        *(replace(MISC, env=f"{task}-misc") for task in ("PointRobot", "Reacher", "Swimmer")),
         *(replace(MINATAR, env=f"{game}-MinAtar") for game in GAMES),
         *(replace(MINATAR, env=f"pgx/minatar-{game}") for game in PGX),  # not yet measured
         replace(ROBOT, env="brax/inverted_pendulum", total_timesteps=400_000),

@@ -98,6 +98,18 @@ class Config:
 
 ROBOT = Config(learning_starts=25_000)  # as CleanRL's td3_continuous_action
 ROBOTS = ("reacher", "hopper", "halfcheetah", "walker2d", "ant")
+SMALL = Config(
+    total_timesteps=50_000,
+    buffer_size=50_000,
+    batch_size=128,
+    train_interval=4,
+    gradient_steps=2,
+    tau=0.01,
+    actor_learning_rate=1e-3,
+    critic_learning_rate=1e-3,
+    exploration_noise=0.5,
+    hidden_sizes=(64, 64),
+)
 PRESETS: dict[str, Config] = {
     preset.env: preset
     for preset in (
@@ -114,20 +126,8 @@ PRESETS: dict[str, Config] = {
             gamma=0.98,
             hidden_sizes=(64, 64),
         ),
-        Config(
-            "MountainCarContinuous-v0",
-            total_timesteps=50_000,
-            buffer_size=50_000,
-            batch_size=128,
-            train_interval=4,
-            gradient_steps=2,
-            tau=0.01,
-            actor_learning_rate=1e-3,
-            critic_learning_rate=1e-3,
-            exploration_noise=0.5,
-            noise_steps=20,
-            hidden_sizes=(64, 64),
-        ),
+        replace(SMALL, env="MountainCarContinuous-v0", noise_steps=20),
+        *(replace(SMALL, env=f"{task}-misc") for task in ("PointRobot", "Reacher", "Swimmer")),
         Config(
             "brax/inverted_pendulum",
             total_timesteps=20_000,

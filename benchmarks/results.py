@@ -2,7 +2,7 @@
 
     python benchmarks/results.py                          # every pair that has no raw file yet
     python benchmarks/results.py --only ppo/CartPole-v1   # this one, again, next to what is recorded
-    python benchmarks/results.py --report                 # RESULTS.md and the picture, from the raw files alone
+    python benchmarks/results.py --report                 # pages and pictures, from the raw files alone
 
 A pair is trained on seeds 0 to 19 with the preset of its script, evaluated 20 times while it trains (32 whole episodes
 for each seed) and at the end over 100 whole episodes for each seed. A training run that was stopped is continued, and
@@ -34,6 +34,7 @@ from common.runner.statistics import aggregate_iqm, confidence_interval, iqm, su
 
 FOLDER = ROOT / "benchmarks"
 RAW = FOLDER / "results" / "raw"
+README, BEGIN, END = ROOT / "README.md", "<!-- made by benchmarks/results.py -->", "<!-- end -->"
 FINAL_EPISODES = 100
 RANDOM_EPISODES, MAX_STEPS = 1_000, 10_000
 COLORS = {"ppo": "#0072B2", "dqn": "#D55E00", "sac": "#009E73", "td3": "#CC79A7"}  # Okabe and Ito
@@ -63,11 +64,12 @@ class Pair:
         return RAW / f"{self.script}-{self.env.replace('/', '-')}.json"
 
 
+HEADLINE = "Classic control"
 # Zoo: RL Baselines3 Zoo, one agent, deterministic evaluation. SLM: SLM-Lab 5, 4 seeds, training return.
 # blines: gymnax-blines, 1 seed, 164 rollouts with sampled actions. OPEN: PPO with tuned Adam, by which
 # rl-learned-optimization normalises.
 FAMILIES = {
-    "Classic control": [
+    HEADLINE: [
         Pair("ppo", "CartPole-v1", 475.0, "500 at 100k (Zoo)"),
         Pair("dqn", "CartPole-v1", 475.0, "500 at 50k (Zoo)"),
         Pair("ppo", "Acrobot-v1", -78.0, "-73.5 at 1M (Zoo); -78.9 at 500k (blines)"),
@@ -179,27 +181,34 @@ def call(command: list[str]) -> None:
 # -- Report ----------------------------------------------------------------------------------------
 
 
-def table_row(pair: Pair, raw: dict[str, Any]) -> str:
-    """A row of RESULTS.md."""
-    scores, timing = np.array(raw["final_episode_return"]), raw["timing"]
+def table(raws: dict[Pair, dict[str, Any]], folder: Path, columns: tuple[str, ...] = ()) -> list[str]:
+    """A Markdown table of these columns (all if none is named), with links as they are from `folder`."""
+    rows = [cells(pair, raw, folder) for pair, raw in raws.items()]
+    columns = columns or tuple(rows[0])
+    lines = [columns, ["---"] * len(columns), *([row[column] for column in columns] for row in rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def cells(pair: Pair, raw: dict[str, Any], folder: Path) -> dict[str, str]:
+    """What the tables say of a pair, by column."""
+    scores = np.array(raw["final_episode_return"])
     x = summarize(scores)
     seeds = f"{len(scores)}"
     if pair.bar is not None:
         seeds = f"{(scores >= pair.bar).sum()} of {seeds} reach {pair.bar:g}"
-    cells = [
-        f"[`{pair.script}.py`](results/raw/{pair.path.name})",
-        pair.env,
-        f"{raw['eval_env_steps'][-1]:,}",
-        f"{x['iqm']:.1f}",
-        f"{x['ci_low']:.1f} to {x['ci_high']:.1f}",
-        f"{x['mean']:.1f}",
-        f"{x['min']:.1f}",
-        seeds,
-        f"{raw['random_episode_return']:.1f}",
-        pair.published,
-        f"{timing['wall_seconds']:.0f} s",
-    ]
-    return "| " + " | ".join(cells) + " |"
+    return {
+        "script": f"[`{pair.script}.py`]({pair.path.relative_to(folder)})",
+        "environment": pair.env,
+        "env steps per seed": f"{raw['eval_env_steps'][-1]:,}",
+        "IQM": f"{x['iqm']:.1f}",
+        "95 % interval": f"{x['ci_low']:.1f} to {x['ci_high']:.1f}",
+        "mean": f"{x['mean']:.1f}",
+        "worst seed": f"{x['min']:.1f}",
+        "seeds": seeds,
+        "random actions": f"{raw['random_episode_return']:.1f}",
+        "best published": pair.published,
+        "time": f"{raw['timing']['wall_seconds']:.0f} s",
+    }
 
 
 INTRODUCTION = """\
@@ -215,20 +224,15 @@ the commit, the versions and the machine. `time` is the whole training command f
 The published numbers follow other protocols: Zoo is one agent with deterministic evaluation (RL Baselines3 Zoo), SLM
 the training return of 4 seeds (SLM-Lab 5), blines one seed with sampled actions (gymnax-blines), and OPEN the PPO by
 which rl-learned-optimization normalises."""
-COLUMNS = (
+SHORT = (
     "script",
     "environment",
     "env steps per seed",
     "IQM",
     "95 % interval",
-    "mean",
     "worst seed",
-    "seeds",
-    "random actions",
     "best published",
-    "time",
 )
-HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 REMARKS = {
     "MinAtar, as gymnax has it": """\
 No sticky actions, the fewest actions, and at most 1,000 steps in an episode (Freeway 2,500): not the MinAtar of Young &
@@ -248,13 +252,13 @@ def report(raws: dict[Pair, dict[str, Any]]) -> str:
     """The text of RESULTS.md."""
     lines = [INTRODUCTION]
     for family, pairs in FAMILIES.items():
-        rows = [table_row(pair, raws[pair]) for pair in pairs if pair in raws]
+        measured = {pair: raws[pair] for pair in pairs if pair in raws}
         missing = [pair.name for pair in pairs if pair not in raws]
         lines += ["", f"## {family}"]
         if family in REMARKS:
             lines += ["", REMARKS[family]]
-        if rows:
-            lines += ["", HEADER, *rows, "", f"![Evaluation curves](results/{picture_of(family)})"]
+        if measured:
+            lines += ["", *table(measured, FOLDER), "", f"![Evaluation curves](results/{picture_of(family)})"]
         if missing:
             lines += ["", f"Not measured yet: {', '.join(missing)}."]
     lines += ["", AGGREGATE]
@@ -262,6 +266,14 @@ def report(raws: dict[Pair, dict[str, Any]]) -> str:
         score, low, high = aggregate_iqm([x[:, -1] for x in samples])
         lines.append(f"| `{script}.py` | {len(samples)} | {score:.3f} | {low:.3f} to {high:.3f} |")
     return "\n".join([*lines, "", "![IQM over seeds and environments](results/aggregate.png)"]) + "\n"
+
+
+def with_headline(readme: str, raws: dict[Pair, dict[str, Any]]) -> str:
+    """README.md with its table of classic control made anew, between two comments."""
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    measured = {pair: raws[pair] for pair in FAMILIES[HEADLINE] if pair in raws}
+    return "\n".join([before + BEGIN, *table(measured, ROOT, SHORT), END + after])
 
 
 def draw(raws: dict[Pair, dict[str, Any]]) -> None:
@@ -358,6 +370,7 @@ def main() -> None:
                 show(pair, raw, recorded)
     raws = {pair: read(pair) for pair in PAIRS if pair.path.exists()}
     (FOLDER / "RESULTS.md").write_text(report(raws))
+    README.write_text(with_headline(README.read_text(), raws))
     draw(raws)
 
 

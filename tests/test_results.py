@@ -29,6 +29,12 @@ def test_the_page_is_made_from_the_raw_files():
     assert results.report(RAWS) == (ROOT / "benchmarks" / "RESULTS.md").read_text()
 
 
+def test_the_table_of_the_readme_is_made_from_the_raw_files():
+    readme = results.README.read_text()
+    assert results.with_headline(readme, RAWS) == readme
+    assert readme.count("benchmarks/results/raw/") >= len(results.FAMILIES[results.HEADLINE]) - 1
+
+
 def test_every_raw_file_has_a_row():
     paths = {pair.path for pair in RAWS}
     assert {path for path in results.RAW.iterdir() if path.suffix == ".json"} == paths
