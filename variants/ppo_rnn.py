@@ -171,13 +171,13 @@ PRESETS: dict[str, Config] = {
             num_steps=64,
             num_epochs=10,
             num_minibatches=16,
-            learning_rate=1e-3,
+            learning_rate=5e-4,
             max_grad_norm=5.0,
             gamma=0.98,
-            gae_lambda=0.9,
             ent_coef=0.0,
             normalize_obs=True,
             normalize_reward=True,
+            layer_norm=True,
         ),
         *(
             replace(GRID, env=env, total_timesteps=100_000)
