@@ -193,6 +193,7 @@ def cells(pair: Pair, raw: dict[str, Any], folder: Path) -> dict[str, str]:
     """What the tables say of a pair, by column."""
     scores = np.array(raw["final_episode_return"])
     x = summarize(scores)
+    digits = 1 if np.abs(scores).max() >= 10 else 2
     seeds = f"{len(scores)}"
     if pair.bar is not None:
         seeds = f"{(scores >= pair.bar).sum()} of {seeds} reach {pair.bar:g}"
@@ -200,12 +201,12 @@ def cells(pair: Pair, raw: dict[str, Any], folder: Path) -> dict[str, str]:
         "script": f"[`{pair.script}.py`]({pair.path.relative_to(folder)})",
         "environment": pair.env,
         "env steps per seed": f"{raw['eval_env_steps'][-1]:,}",
-        "IQM": f"{x['iqm']:.1f}",
-        "95 % interval": f"{x['ci_low']:.1f} to {x['ci_high']:.1f}",
-        "mean": f"{x['mean']:.1f}",
-        "worst seed": f"{x['min']:.1f}",
+        "IQM": f"{x['iqm']:.{digits}f}",
+        "95 % interval": f"{x['ci_low']:.{digits}f} to {x['ci_high']:.{digits}f}",
+        "mean": f"{x['mean']:.{digits}f}",
+        "worst seed": f"{x['min']:.{digits}f}",
         "seeds": seeds,
-        "random actions": f"{raw['random_episode_return']:.1f}",
+        "random actions": f"{raw['random_episode_return']:.{digits}f}",
         "best published": pair.published,
         "time": f"{raw['timing']['wall_seconds']:.0f} s",
     }
@@ -215,9 +216,9 @@ INTRODUCTION = """\
 # Results
 
 Made by `python benchmarks/results.py`; `--only <script>/<environment>` repeats a row. Each row is the preset of the
-script on seeds 0 to 19; PPO's settings, and all for MountainCarContinuous-v0, were chosen on seeds 1000 and up. Scores
-are greedy returns after training, over 100 whole episodes for each seed: the interquartile mean (IQM) over seeds with
-its 95 % bootstrap interval, the mean, and the worst seed.
+script on seeds 0 to 19, or 0 to 4 where `seeds` says 5; the settings of PPO, and all for MountainCarContinuous-v0,
+bsuite and misc, were chosen on seeds 1000 and up. Scores are greedy returns after training, over 100 whole episodes for
+each seed: the interquartile mean (IQM) over seeds with its 95 % bootstrap interval, the mean, and the worst seed.
 The name of the script leads to the raw file with the commands, the settings, the curve and the score of every seed,
 the commit, the versions and the machine. `time` is the whole training command for all seeds together.
 
