@@ -12,6 +12,7 @@ one that has ended is not repeated: remove its folder, `runs/<script>/<env>/resu
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class Pair:
     @property
     def path(self) -> Path:
         """The raw file."""
-        return RAW / f"{self.script}-{self.env.replace('/', '-')}.json"
+        return RAW / f"{self.script}-{re.sub('[/:=]', '-', self.env)}.json"
 
 
 HEADLINE = "Classic control"
@@ -116,6 +117,8 @@ FAMILIES = {
         Pair("ppo", "brax/inverted_pendulum", num_seeds=5),
         Pair("sac", "brax/inverted_pendulum", num_seeds=5),
         Pair("td3", "brax/inverted_pendulum", num_seeds=5),
+        Pair("ppo", "brax/reacher", num_seeds=5, total_timesteps=1_000_000),
+        Pair("ppo", "brax/hopper:backend=spring", num_seeds=5, total_timesteps=1_000_000),
     ],
 }
 PAIRS = [pair for pairs in FAMILIES.values() for pair in pairs]
