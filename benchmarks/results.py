@@ -11,11 +11,12 @@ one that has ended is not repeated: remove its folder, `runs/<script>/<env>/resu
 """
 
 import argparse
+import importlib
 import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from common.environment import make_env  # noqa: E402
+from common.runner.cli import find_preset  # noqa: E402
 from common.runner.evaluation import episode_limit, evaluate  # noqa: E402
 from common.runner.plots import style  # noqa: E402
 from common.runner.statistics import aggregate_iqm, confidence_interval, iqm, summarize  # noqa: E402
@@ -133,14 +135,14 @@ def train(pair: Pair, out: Path) -> dict[str, Any]:
     train_command = [f"{pair.script}.py", "--env", pair.env, "--num-seeds", str(pair.num_seeds)]
     if pair.total_timesteps is not None:
         train_command += ["--total-timesteps", str(pair.total_timesteps)]
+    if (folder / "config.json").exists() and read(folder / "config.json")["config"] != settings(pair):
+        sys.exit(f"{folder} was trained with other settings than the preset of today: remove it")
     begin = [*train_command, "--out", str(out), "--name", "results"]
     if not (folder / "timing.json").exists():
         call([f"{pair.script}.py", "--resume", str(folder)] if (folder / "config.json").exists() else begin)
         (folder / "timing.json").write_bytes((folder / "summary.json").read_bytes())
     call([f"{pair.script}.py", "--resume", str(folder), "--eval-episodes", str(FINAL_EPISODES)])
-    timed, summary, record = (
-        json.loads((folder / name).read_text()) for name in ("timing.json", "summary.json", "config.json")
-    )
+    timed, summary, record = (read(folder / f"{name}.json") for name in ("timing", "summary", "config"))
     with np.load(folder / "metrics.npz") as metrics:
         steps, returns = metrics["eval_env_steps"], metrics["eval_episode_return"]
     return {
@@ -158,6 +160,15 @@ def train(pair: Pair, out: Path) -> dict[str, Any]:
         "final_episode_return": [round(x, 3) for x in summary["eval_episode_return"]["per_seed"]],  # [num_seeds]
         "random_episode_return": round(random_return(pair.env), 3),
     }
+
+
+def settings(pair: Pair) -> dict[str, Any]:
+    """The settings of a pair, as config.json has them."""
+    script = importlib.import_module(pair.script)
+    config = find_preset(script.Config, script.PRESETS, pair.env)
+    if pair.total_timesteps is not None:
+        config = replace(config, total_timesteps=pair.total_timesteps)
+    return json.loads(json.dumps(asdict(config)))
 
 
 def random_return(name: str) -> float:
@@ -219,11 +230,12 @@ INTRODUCTION = """\
 # Results
 
 Made by `python benchmarks/results.py`; `--only <script>/<environment>` repeats a row. Each row is the preset of the
-script on seeds 0 to 19, or 0 to 4 where `seeds` says 5; the settings of PPO, and all for MountainCarContinuous-v0,
-bsuite and misc, were chosen on seeds 1000 and up. Scores are greedy returns after training, over 100 whole episodes for
+script on seeds 0 to 19, or 0 to 4 where `seeds` says 5; the settings of PPO, and all for the MountainCars, bsuite and
+misc, were chosen on seeds 1000 and up. Scores are greedy returns after training, over 100 whole episodes for
 each seed: the interquartile mean (IQM) over seeds with its 95 % bootstrap interval, the mean, and the worst seed.
 The name of the script leads to the raw file with the commands, the settings, the curve and the score of every seed,
-the commit, the versions and the machine. `time` is the whole training command for all seeds together.
+the commit, the versions and the machine. `time` is the whole training command for all seeds together, on one or two
+cores that often had other work.
 
 The published numbers follow other protocols: Zoo is one agent with deterministic evaluation (RL Baselines3 Zoo), SLM
 the training return of 4 seeds (SLM-Lab 5), blines one seed with sampled actions (gymnax-blines), and OPEN the PPO by
@@ -368,19 +380,19 @@ def main() -> None:
     if not arguments.report:
         for pair in PAIRS:
             if pair.name in arguments.only or (not arguments.only and not pair.path.exists()):
-                recorded = read(pair) if pair.path.exists() else None
+                recorded = read(pair.path) if pair.path.exists() else None
                 raw = train(pair, arguments.out.resolve())
                 pair.path.write_text(dump(raw))
                 show(pair, raw, recorded)
-    raws = {pair: read(pair) for pair in PAIRS if pair.path.exists()}
+    raws = {pair: read(pair.path) for pair in PAIRS if pair.path.exists()}
     (FOLDER / "RESULTS.md").write_text(report(raws))
     README.write_text(with_headline(README.read_text(), raws))
     draw(raws)
 
 
-def read(pair: Pair) -> dict[str, Any]:
-    """The raw file of a pair."""
-    return json.loads(pair.path.read_text())
+def read(path: Path) -> dict[str, Any]:
+    """A file of JSON."""
+    return json.loads(path.read_text())
 
 
 def dump(raw: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """benchmarks/results.py: RESULTS.md says what the raw files say, and random actions score what they should."""
 
+import dataclasses
 import importlib.util
 import json
 import subprocess
@@ -22,7 +23,7 @@ def load():
 
 
 results = load()
-RAWS = {pair: results.read(pair) for pair in results.PAIRS if pair.path.exists()}
+RAWS = {pair: results.read(pair.path) for pair in results.PAIRS if pair.path.exists()}
 
 
 def test_the_page_is_made_from_the_raw_files():
@@ -53,6 +54,15 @@ def test_a_raw_file_is_whole(pair):
     assert np.isfinite(scores).all()
     spread = np.ptp(curves) + 1e-9
     assert abs(iqm(curves[:, -1]) - iqm(scores)) < 0.25 * spread, "the last evaluations are of the same policies"
+
+
+@pytest.mark.parametrize("pair", RAWS, ids=lambda pair: pair.name)
+def test_a_raw_file_is_of_the_preset_of_today(pair):
+    """Options that came after the recording are off."""
+    now, recorded = results.settings(pair), RAWS[pair]["config"]
+    defaults = dataclasses.asdict(importlib.import_module(pair.script).Config())
+    assert recorded == {name: now[name] for name in recorded}
+    assert all(now[name] == defaults[name] for name in now.keys() - recorded.keys())
 
 
 @pytest.mark.parametrize(("env", "low", "high"), [("CartPole-v1", 21.0, 24.0), ("Acrobot-v1", -500.0, -498.0)])
