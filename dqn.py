@@ -141,7 +141,8 @@ PRESETS: dict[str, Config] = {
             hidden_sizes=(64, 64),
             layer_norm=True,
         ),
-        *(replace(SMALL, env=f"{task}-bsuite") for task in ("Catch", "DeepSea")),
+        replace(SMALL, env="Catch-bsuite"),
+        replace(SMALL, env="DeepSea-bsuite", exploration_fraction=0.8),
         replace(SMALL, env="FourRooms-misc", total_timesteps=50_000),
         *(replace(MINATAR, env=f"{game}-MinAtar") for game in GAMES),
         *(replace(MINATAR, env=f"pgx/minatar-{game}") for game in PGX),  # not yet measured
