@@ -120,7 +120,11 @@ FAMILIES = {
         Pair("sac", "brax/inverted_pendulum", num_seeds=5),
         Pair("td3", "brax/inverted_pendulum", num_seeds=5),
         Pair("ppo", "brax/reacher", num_seeds=5, total_timesteps=1_000_000),
+        Pair("sac", "brax/reacher", num_seeds=5),
+        Pair("td3", "brax/reacher", num_seeds=5),
         Pair("ppo", "brax/hopper:backend=spring", num_seeds=5, total_timesteps=1_000_000),
+        Pair("sac", "brax/hopper:backend=spring", num_seeds=5),
+        Pair("td3", "brax/hopper:backend=spring", num_seeds=5),
     ],
 }
 PAIRS = [pair for pairs in FAMILIES.values() for pair in pairs]
