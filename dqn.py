@@ -126,16 +126,14 @@ PRESETS: dict[str, Config] = {
     for preset in (
         replace(SMALL, env="CartPole-v1", total_timesteps=100_000, gamma=0.98, normalize_obs=True),
         replace(SMALL, env="Acrobot-v1", total_timesteps=100_000, target_interval=250, layer_norm=True),
-        Config(
-            "MountainCar-v0",
+        replace(
+            SMALL,
+            env="MountainCar-v0",
             total_timesteps=120_000,
             num_envs=8,
             train_interval=8,
             gradient_steps=8,
             target_interval=200,
-            learning_rate=1e-3,
-            anneal_learning_rate=True,
-            exploration_fraction=0.2,
             double=False,
             normalize_obs=True,
             hidden_sizes=(64, 64),

@@ -132,17 +132,14 @@ PRESETS: dict[str, Config] = {
         replace(SMALL, env="MountainCarContinuous-v0", noise_steps=20),
         replace(SMALL, env="PointRobot-misc", alpha=0.1),
         *(replace(SMALL, env=f"{task}-misc") for task in ("Reacher", "Swimmer")),
-        Config(
-            "brax/inverted_pendulum",
+        replace(
+            SMALL,
+            env="brax/inverted_pendulum",
             total_timesteps=20_000,
             steps_per_iteration=200,
             buffer_size=20_000,
-            batch_size=128,
-            tau=0.01,
-            actor_learning_rate=1e-3,
-            critic_learning_rate=1e-3,
-            alpha_learning_rate=1e-3,
-            hidden_sizes=(64, 64),
+            train_interval=1,
+            gradient_steps=1,
         ),
         *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured
     )
