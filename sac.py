@@ -100,7 +100,7 @@ class Config:
 
 
 ROBOT = Config(learning_starts=5_000, critic_learning_rate=1e-3)  # as CleanRL's sac_continuous_action
-ROBOTS = ("reacher", "hopper", "halfcheetah", "walker2d", "ant")
+ROBOTS = ("hopper", "halfcheetah", "walker2d", "ant")
 SMALL = Config(
     total_timesteps=50_000,
     buffer_size=50_000,
@@ -140,6 +140,15 @@ PRESETS: dict[str, Config] = {
             buffer_size=20_000,
             train_interval=1,
             gradient_steps=1,
+        ),
+        replace(
+            SMALL,
+            env="brax/reacher",
+            total_timesteps=200_000,
+            num_envs=8,
+            train_interval=8,
+            gradient_steps=4,
+            buffer_size=200_000,
         ),
         *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured
     )

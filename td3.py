@@ -97,7 +97,7 @@ class Config:
 
 
 ROBOT = Config(learning_starts=25_000)  # as CleanRL's td3_continuous_action
-ROBOTS = ("reacher", "hopper", "halfcheetah", "walker2d", "ant")
+ROBOTS = ("hopper", "halfcheetah", "walker2d", "ant")
 SMALL = Config(
     total_timesteps=50_000,
     buffer_size=50_000,
@@ -135,6 +135,16 @@ PRESETS: dict[str, Config] = {
             steps_per_iteration=200,
             buffer_size=20_000,
             train_interval=2,
+            exploration_noise=0.1,
+        ),
+        replace(
+            SMALL,
+            env="brax/reacher",
+            total_timesteps=200_000,
+            num_envs=8,
+            train_interval=8,
+            gradient_steps=4,
+            buffer_size=200_000,
             exploration_noise=0.1,
         ),
         *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured
