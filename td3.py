@@ -126,7 +126,7 @@ PRESETS: dict[str, Config] = {
             gamma=0.98,
             hidden_sizes=(64, 64),
         ),
-        replace(SMALL, env="MountainCarContinuous-v0", noise_steps=20),
+        replace(SMALL, env="MountainCarContinuous-v0", gamma=0.9999, n_step=3, noise_steps=20, layer_norm=True),
         *(replace(SMALL, env=f"{task}-misc") for task in ("PointRobot", "Reacher", "Swimmer")),
         replace(
             SMALL,
