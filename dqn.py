@@ -124,7 +124,17 @@ SMALL = Config(
 PRESETS: dict[str, Config] = {
     preset.env: preset
     for preset in (
-        replace(SMALL, env="CartPole-v1", total_timesteps=100_000, gamma=0.98, normalize_obs=True),
+        replace(
+            SMALL,
+            env="CartPole-v1",
+            total_timesteps=50_000,
+            gradient_steps=10,
+            gamma=0.995,
+            n_step=3,
+            normalize_obs=True,
+            hidden_sizes=(64, 64),
+            layer_norm=True,
+        ),
         replace(SMALL, env="Acrobot-v1", total_timesteps=100_000, target_interval=250, layer_norm=True),
         replace(
             SMALL,
