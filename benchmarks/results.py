@@ -257,7 +257,7 @@ SHORT = (
 REMARKS = {
     "MinAtar, as gymnax has it": """\
 No sticky actions, the fewest actions, and at most 1,000 steps in an episode (Freeway 2,500): not the MinAtar of Young &
-Tian (2019). The published scores take ten times the steps.""",
+Tian (2019). The published scores take ten times the steps; PPO's preset is for as many, and has few updates in 1M.""",
 }
 AGGREGATE = """\
 ## All environments with a bar
