@@ -363,7 +363,7 @@ def plot(path: Path, raws: dict[Pair, dict[str, Any]]) -> None:
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.locator_params(axis="y", nbins=5)
         style(axes)
-        axes.legend(frameon=False, fontsize="small", loc="lower right")
+        axes.legend(frameon=False, fontsize="small", loc="best")
     for axes in panels[len(envs) :]:
         axes.set_visible(False)
     figure.supxlabel("environment steps per seed", fontsize="medium")
