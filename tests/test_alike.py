@@ -225,7 +225,9 @@ def test_a_variant_changes_what_its_algorithm_changes_and_nothing_else(variant):
     before, after = definitions(script), definitions(variant)
     changed = {name for name in before.keys() & after.keys() if before[name] != after[name]}
     assert changed - {"make", "__call__"} == classes | functions
-    assert 50 < changed_lines(script, variant) <= most_lines
+    lines = changed_lines(script, variant)
+    assert 50 < lines <= most_lines
+    assert f"`diff {script}.py {variant}.py`, {lines} lines" in (FOLDER / "variants/README.md").read_text()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
