@@ -140,11 +140,13 @@ PRESETS: dict[str, Config] = {
         replace(
             SMALL,
             env="brax/reacher",
-            total_timesteps=200_000,
+            total_timesteps=100_000,
             num_envs=8,
             train_interval=8,
             gradient_steps=4,
-            buffer_size=200_000,
+            buffer_size=100_000,
+            gamma=0.9,
+            normalize_obs=True,
             exploration_noise=0.1,
         ),
         *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured
