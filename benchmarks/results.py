@@ -119,7 +119,7 @@ FAMILIES = {
         Pair("ppo", "brax/inverted_pendulum", num_seeds=5),
         Pair("sac", "brax/inverted_pendulum", num_seeds=5),
         Pair("td3", "brax/inverted_pendulum", num_seeds=5),
-        Pair("ppo", "brax/reacher", num_seeds=5, total_timesteps=1_000_000),
+        Pair("ppo", "brax/reacher", num_seeds=5),
         Pair("sac", "brax/reacher", num_seeds=5),
         Pair("td3", "brax/reacher", num_seeds=5),
         Pair("ppo", "brax/hopper:backend=spring", num_seeds=5, total_timesteps=1_000_000),
@@ -260,8 +260,7 @@ No sticky actions, the fewest actions, and at most 1,000 steps in an episode (Fr
 Tian (2019). The published scores take ten times the steps; PPO's preset is for as many, and has few updates in 1M.""",
     "Brax": """\
 `inverted_pendulum` and `reacher` with the `generalized` backend, the default; `hopper` with `spring`, whose returns are
-not those of another backend. Hopper's presets are for more steps than these (PPO 5M, SAC and TD3 1M), and so is PPO's
-for reacher.""",
+not those of another backend. Hopper's presets are for more steps than these: PPO 5M, SAC and TD3 1M.""",
 }
 AGGREGATE = """\
 ## All environments with a bar
