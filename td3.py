@@ -145,7 +145,7 @@ PRESETS: dict[str, Config] = {
             train_interval=8,
             gradient_steps=4,
             buffer_size=100_000,
-            gamma=0.9,
+            gamma=0.95,
             normalize_obs=True,
             exploration_noise=0.1,
         ),
