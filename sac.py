@@ -152,7 +152,7 @@ PRESETS: dict[str, Config] = {
             gamma=0.9,
             normalize_obs=True,
         ),
-        *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured
+        *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured at this length
     )
 }
 

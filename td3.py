@@ -149,7 +149,7 @@ PRESETS: dict[str, Config] = {
             normalize_obs=True,
             exploration_noise=0.1,
         ),
-        *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured
+        *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured at this length
     )
 }
 
