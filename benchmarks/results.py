@@ -259,8 +259,9 @@ REMARKS = {
 No sticky actions, the fewest actions, and at most 1,000 steps in an episode (Freeway 2,500): not the MinAtar of Young &
 Tian (2019). The published scores take ten times the steps; PPO's preset is for as many, and has few updates in 1M.""",
     "Brax": """\
-`inverted_pendulum` and `reacher` with the `generalized` backend, the default; `hopper` with `spring`, whose returns are
-not those of another backend. Hopper's presets are for more steps than these: PPO 5M, SAC and TD3 1M.""",
+`inverted_pendulum` and `reacher` use the backend `generalized`, the default, and `hopper` uses `spring`; returns of
+different backends cannot be compared. The presets for hopper take more steps than these rows: 5M with PPO, 1M with SAC
+and TD3.""",
 }
 AGGREGATE = """\
 ## All environments with a bar
