@@ -100,7 +100,7 @@ class Config:
 
 
 ROBOT = Config(learning_starts=5_000, critic_learning_rate=1e-3)  # as CleanRL's sac_continuous_action
-ROBOTS = ("hopper", "halfcheetah", "walker2d", "ant")
+ROBOTS = ("halfcheetah", "walker2d", "ant")
 SMALL = Config(
     total_timesteps=50_000,
     buffer_size=50_000,
@@ -112,6 +112,15 @@ SMALL = Config(
     critic_learning_rate=1e-3,
     alpha_learning_rate=1e-3,
     hidden_sizes=(64, 64),
+)
+BRAX = replace(
+    SMALL,
+    total_timesteps=100_000,
+    num_envs=8,
+    train_interval=8,
+    gradient_steps=4,
+    buffer_size=100_000,
+    normalize_obs=True,
 )
 PRESETS: dict[str, Config] = {
     preset.env: preset
@@ -141,18 +150,9 @@ PRESETS: dict[str, Config] = {
             train_interval=1,
             gradient_steps=1,
         ),
-        replace(
-            SMALL,
-            env="brax/reacher",
-            total_timesteps=100_000,
-            num_envs=8,
-            train_interval=8,
-            gradient_steps=4,
-            buffer_size=100_000,
-            gamma=0.9,
-            normalize_obs=True,
-        ),
-        *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured at this length
+        replace(BRAX, env="brax/reacher", gamma=0.9),
+        replace(BRAX, env="brax/hopper", gradient_steps=8, gamma=0.997, n_step=3, layer_norm=True),
+        *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured
     )
 }
 

@@ -97,7 +97,7 @@ class Config:
 
 
 ROBOT = Config(learning_starts=25_000)  # as CleanRL's td3_continuous_action
-ROBOTS = ("hopper", "halfcheetah", "walker2d", "ant")
+ROBOTS = ("halfcheetah", "walker2d", "ant")
 SMALL = Config(
     total_timesteps=50_000,
     buffer_size=50_000,
@@ -109,6 +109,15 @@ SMALL = Config(
     critic_learning_rate=1e-3,
     exploration_noise=0.5,
     hidden_sizes=(64, 64),
+)
+BRAX = replace(
+    SMALL,
+    total_timesteps=100_000,
+    num_envs=8,
+    train_interval=8,
+    gradient_steps=4,
+    buffer_size=100_000,
+    normalize_obs=True,
 )
 PRESETS: dict[str, Config] = {
     preset.env: preset
@@ -137,19 +146,11 @@ PRESETS: dict[str, Config] = {
             train_interval=2,
             exploration_noise=0.1,
         ),
+        replace(BRAX, env="brax/reacher", gamma=0.95, exploration_noise=0.1),
         replace(
-            SMALL,
-            env="brax/reacher",
-            total_timesteps=100_000,
-            num_envs=8,
-            train_interval=8,
-            gradient_steps=4,
-            buffer_size=100_000,
-            gamma=0.95,
-            normalize_obs=True,
-            exploration_noise=0.1,
+            BRAX, env="brax/hopper", gradient_steps=8, gamma=0.997, n_step=3, exploration_noise=0.2, layer_norm=True
         ),
-        *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured at this length
+        *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured
     )
 }
 

@@ -123,8 +123,8 @@ FAMILIES = {
         Pair("sac", "brax/reacher", num_seeds=5),
         Pair("td3", "brax/reacher", num_seeds=5),
         Pair("ppo", "brax/hopper:backend=spring", num_seeds=5, total_timesteps=1_000_000),
-        Pair("sac", "brax/hopper:backend=spring", num_seeds=5, total_timesteps=100_000),
-        Pair("td3", "brax/hopper:backend=spring", num_seeds=5, total_timesteps=100_000),
+        Pair("sac", "brax/hopper:backend=spring", num_seeds=5),
+        Pair("td3", "brax/hopper:backend=spring", num_seeds=5),
     ],
 }
 PAIRS = [pair for pairs in FAMILIES.values() for pair in pairs]
@@ -260,8 +260,7 @@ No sticky actions, the fewest actions, and at most 1,000 steps in an episode (Fr
 Tian (2019). The published scores take ten times the steps; PPO's preset is for as many, and has few updates in 1M.""",
     "Brax": """\
 `inverted_pendulum` and `reacher` use the backend `generalized`, the default, and `hopper` uses `spring`; returns of
-different backends cannot be compared. The presets for hopper take more steps than these rows: 5M with PPO, 1M with SAC
-and TD3.""",
+different backends cannot be compared. PPO's preset for hopper takes 5M steps.""",
 }
 AGGREGATE = """\
 ## All environments with a bar
