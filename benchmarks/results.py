@@ -235,9 +235,9 @@ INTRODUCTION = """\
 
 Made by `python benchmarks/results.py`; `--only <script>/<environment>` repeats a row. Each row is the preset of the
 script on seeds 0 to 19, or 0 to 4 where `seeds` says 5; the settings of PPO, of DQN on CartPole, and all for the
-MountainCars, bsuite and misc, were chosen on seeds 1000 and up. Scores are greedy returns after training, over 100
-whole episodes for each seed: the interquartile mean (IQM) over seeds with its 95 % bootstrap interval, the mean, and
-the worst seed.
+MountainCars, bsuite, misc, and Brax' reacher and hopper, were chosen on seeds 1000 and up. Scores are greedy returns
+after training, over 100 whole episodes for each seed: the interquartile mean (IQM) over seeds with its 95 % bootstrap
+interval, the mean, and the worst seed.
 The name of the script leads to the raw file with the commands, the settings, the curve and the score of every seed,
 the commit, the versions and the machine. `time` is the whole training command for all seeds together, on one or two
 cores that often had other work.
