@@ -122,7 +122,7 @@ FAMILIES = {
         Pair("ppo", "brax/reacher", num_seeds=5),
         Pair("sac", "brax/reacher", num_seeds=5),
         Pair("td3", "brax/reacher", num_seeds=5),
-        Pair("ppo", "brax/hopper:backend=spring", num_seeds=5, total_timesteps=1_000_000),
+        Pair("ppo", "brax/hopper:backend=spring", num_seeds=5),
         Pair("sac", "brax/hopper:backend=spring", num_seeds=5),
         Pair("td3", "brax/hopper:backend=spring", num_seeds=5),
     ],
@@ -260,7 +260,7 @@ No sticky actions, the fewest actions, and at most 1,000 steps in an episode (Fr
 Tian (2019). The published scores take ten times the steps; PPO's preset is for as many, and has few updates in 1M.""",
     "Brax": """\
 `inverted_pendulum` and `reacher` use the backend `generalized`, the default, and `hopper` uses `spring`; returns of
-different backends cannot be compared. PPO's preset for hopper takes 5M steps.""",
+different backends cannot be compared.""",
 }
 AGGREGATE = """\
 ## All environments with a bar

@@ -113,7 +113,7 @@ ROBOT = Config(  # as CleanRL's ppo_continuous_action, with more environments an
     normalize_obs=True,
     normalize_reward=True,
 )
-ROBOTS = ("hopper", "halfcheetah", "walker2d", "ant")
+ROBOTS = ("halfcheetah", "walker2d", "ant")
 MISC = replace(ROBOT, total_timesteps=1_000_000, num_envs=64, num_minibatches=16, learning_rate=1e-3)
 CRAFTAX = Config(total_timesteps=100_000_000, num_envs=256, num_steps=64, num_minibatches=8, hidden_sizes=(512, 512))
 PRESETS: dict[str, Config] = {
@@ -188,7 +188,8 @@ PRESETS: dict[str, Config] = {
         *(replace(MINATAR, env=f"pgx/minatar-{game}") for game in PGX),  # not yet measured
         replace(ROBOT, env="brax/inverted_pendulum", total_timesteps=400_000),
         replace(ROBOT, env="brax/reacher", total_timesteps=1_000_000, gamma=0.9),
-        *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured at this length
+        replace(ROBOT, env="brax/hopper", total_timesteps=1_000_000, gamma=0.997),
+        *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured
         replace(ROBOT, env="playground/CartpoleBalance", total_timesteps=400_000),
         *(replace(ROBOT, env=f"playground/{task}") for task in ("CheetahRun", "WalkerWalk")),  # not yet measured
         *(replace(CRAFTAX, env=f"craftax/Craftax-{game}Symbolic-v1") for game in ("", "Classic-")),  # not yet measured
