@@ -7,13 +7,14 @@ results/environments.csv.
 
 import argparse
 import csv
+import sys
 import time
 from pathlib import Path
 
 import jax
 import numpy as np
 
-import common  # noqa: F401  # before gymnax
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
 from common.environment import Environment, make_env
 
 ENVIRONMENTS = (

@@ -259,8 +259,8 @@ REMARKS = {
 No sticky actions, the fewest actions, and at most 1,000 steps in an episode (Freeway 2,500): not the MinAtar of Young &
 Tian (2019). The published scores take ten times the steps; PPO's preset is for as many, and has few updates in 1M.""",
     "Brax": """\
-`inverted_pendulum` and `reacher` use the backend `generalized`, the default, and `hopper` uses `spring`; returns of
-different backends cannot be compared.""",
+`inverted_pendulum` and `reacher` use the backend `generalized`, the default, and `hopper` uses `spring`, which is six
+times faster (see README.md); returns of different backends cannot be compared.""",
 }
 AGGREGATE = """\
 ## All environments with a bar
