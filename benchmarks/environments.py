@@ -19,7 +19,7 @@ from common.environment import Environment, make_env
 
 ENVIRONMENTS = (
     *("CartPole-v1", "Pendulum-v1", "Breakout-MinAtar"),
-    *("brax/inverted_pendulum", "brax/inverted_pendulum:backend=spring", "brax/hopper:backend=spring"),
+    *("brax/inverted_pendulum", "brax/inverted_pendulum:backend=spring", "brax/hopper", "brax/hopper:backend=spring"),
     *("craftax/Craftax-Classic-Symbolic-v1", "craftax/Craftax-Symbolic-v1"),
     *("navix/Navix-DoorKey-8x8-v0", "xminigrid/MiniGrid-DoorKey-8x8", "pgx/minatar-breakout"),
     *("playground/CartpoleBalance", "playground/WalkerWalk", "playground/CheetahRun"),
