@@ -151,7 +151,9 @@ PRESETS: dict[str, Config] = {
             gradient_steps=1,
         ),
         replace(BRAX, env="brax/reacher", gamma=0.9),
-        replace(BRAX, env="brax/hopper", gradient_steps=8, gamma=0.997, n_step=3, layer_norm=True),
+        replace(  # measured with backend=spring
+            BRAX, env="brax/hopper", gradient_steps=8, gamma=0.997, n_step=3, layer_norm=True
+        ),
         *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured
     )
 }

@@ -147,7 +147,7 @@ PRESETS: dict[str, Config] = {
             exploration_noise=0.1,
         ),
         replace(BRAX, env="brax/reacher", gamma=0.95, exploration_noise=0.1),
-        replace(
+        replace(  # measured with backend=spring
             BRAX, env="brax/hopper", gradient_steps=8, gamma=0.997, n_step=3, exploration_noise=0.2, layer_norm=True
         ),
         *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured
