@@ -27,6 +27,7 @@ Run: python dqn.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
@@ -36,10 +37,11 @@ import numpy as np
 import optax
 from flax import struct
 
-from common.buffer import Buffer, add, init_buffer, sample
+from common.buffer import Buffer, add, draw_rows, init_buffer, read
 from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
-from common.environment import episode_metrics, make_env
+from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
+from common.loops import scan_mean
 from common.normalization import init_statistics, normalize, update_statistics
 
 # -- Config ----------------------------------------------------------------------------------------
@@ -199,15 +201,11 @@ class QNetwork(nn.Module):
 
     num_actions: int
     dueling: bool
-    obs_shape: tuple[int, ...]
-    hidden_sizes: tuple[int, ...]
-    activation: str
-    layer_norm: bool
-    torso: str
+    torso: Callable  # () -> Torso
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        x = Torso(self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm, self.torso)(obs)
+        x = self.torso()(obs)
         q = nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(x)  # [*leading, num_actions]
         if self.dueling:
             value = nn.Dense(1, kernel_init=orthogonal(1.0))(x)  # [*leading, 1]
@@ -269,11 +267,12 @@ def make(config: Config) -> Algorithm:
     if not hasattr(env.action_space, "n"):
         raise ValueError(f"{config.env} has continuous actions, not discrete ones; use sac.py, td3.py or ppo.py")
     num_actions = env.action_space.n
-    torso = config.hidden_sizes, config.activation, config.layer_norm, config.torso
-    network = QNetwork(num_actions, config.dueling, env.obs_shape, *torso)
+    torso = partial(Torso, env.obs_shape, config.hidden_sizes, config.activation, config.layer_norm, config.torso)
+    network = QNetwork(num_actions, config.dueling, torso)
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
     num_prefill_steps = config.learning_starts // config.num_envs
+    rows_shape = num_cycles, config.cycle_updates, config.batch_size
 
     num_updates = config.num_iterations * num_cycles * config.cycle_updates
     annealed = optax.linear_schedule(config.learning_rate, 0.0, num_updates)
@@ -305,14 +304,14 @@ def make(config: Config) -> Algorithm:
     def preprocess(state, obs):
         return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
-    def epsilon_greedy(key, action, epsilon):
+    def draw_actions(key, shape, epsilon):
+        """Whether an action is random, with probability epsilon, and that action."""
         coin_key, action_key = jax.random.split(key)
-        is_random = jax.random.uniform(coin_key, action.shape) < epsilon
-        return jnp.where(is_random, jax.random.randint(action_key, action.shape, 0, num_actions), action)
+        return jax.random.uniform(coin_key, shape) < epsilon, jax.random.randint(action_key, shape, 0, num_actions)
 
     def act(state, obs, key=None):
         action = network.apply(state.params, preprocess(state, obs)).argmax(axis=-1)
-        return action if key is None else epsilon_greedy(key, action, config.epsilon_end)
+        return action if key is None else jnp.where(*draw_actions(key, action.shape, config.epsilon_end), action)
 
     def value(state, obs):
         return network.apply(state.params, preprocess(state, obs)).max(axis=-1)
@@ -325,7 +324,7 @@ def make(config: Config) -> Algorithm:
     def env_step(state, inputs):
         action, env_keys = inputs
         obs, env_state, reward, terminated, truncated, info = env.step(env_keys, state.env_state, action)
-        next_obs = info.pop("final_observation")
+        next_obs = info["final_observation"]
         transition = Transition(obs=state.obs, action=action, reward=reward, terminated=terminated, next_obs=next_obs)
         if config.n_step > 1:
             transition = transition.replace(truncated=truncated)
@@ -333,24 +332,26 @@ def make(config: Config) -> Algorithm:
         if config.normalize_obs:
             statistics = update_statistics(state.obs_statistics, transition.obs)
             state = state.replace(obs_statistics=statistics)
-        return state, info
+        return state, None
 
     def explore(state, inputs):
-        action_key, env_keys, epsilon = inputs
-        action = epsilon_greedy(action_key, act(state, state.obs), epsilon)
+        is_random, random_action, env_keys = inputs
+        action = jnp.where(is_random, random_action, act(state, state.obs))
         return env_step(state, (action, env_keys))
+
+    def q_of(q, action):
+        """The Q value of an action, [..., num_actions] -> [...]; as a sum it needs no scatter for its gradient."""
+        return (q * jax.nn.one_hot(action, num_actions, dtype=q.dtype)).sum(axis=-1)
 
     def q_loss(params, state, batch):
         next_obs = preprocess(state, batch.next_obs)
         q_next = network.apply(state.target_params, next_obs)  # [batch_size, num_actions]
         q_select = network.apply(state.params, next_obs) if config.double else q_next
-        next_action = q_select.argmax(axis=-1, keepdims=True)
-        next_value = jnp.take_along_axis(q_next, next_action, axis=-1).squeeze(-1)  # [batch_size]
+        next_value = q_of(q_next, q_select.argmax(axis=-1))  # [batch_size]
         discount = config.gamma if config.n_step == 1 else batch.discount
         target = batch.reward + discount * jnp.where(batch.terminated, 0.0, next_value)
 
-        q = network.apply(params, preprocess(state, batch.obs))
-        q = jnp.take_along_axis(q, batch.action[:, None], axis=-1).squeeze(-1)  # [batch_size]
+        q = q_of(network.apply(params, preprocess(state, batch.obs)), batch.action)  # [batch_size]
         loss = (optax.l2_loss if config.loss == "mse" else optax.huber_loss)(q, target).mean()
         return loss, {"q_loss": loss, "q_mean": q.mean()}
 
@@ -360,40 +361,33 @@ def make(config: Config) -> Algorithm:
         params = optax.apply_updates(state.params, updates)
         return state.replace(params=params, opt_state=opt_state), metrics
 
-    def learn(state, key):
-        window = config.n_step, config.num_envs, config.gamma
-        batches = sample(state.buffer, key, (config.cycle_updates, config.batch_size), *window)
-        return jax.lax.scan(update, state, batches)
+    def learn(state, rows):
+        batches = read(state.buffer, rows, config.n_step, config.num_envs, config.gamma)
+        return scan_mean(update, state, batches)
 
-    def update_target(state, num_env_steps):
-        target_params = jax.lax.cond(
-            num_env_steps % config.target_interval == 0,
-            lambda: optax.incremental_update(state.params, state.target_params, config.tau),
-            lambda: state.target_params,
-        )
+    def update_target(state, is_due):
+        target_params = optax.incremental_update(state.params, state.target_params, config.tau)
+        target_params = jax.tree.map(partial(jnp.where, is_due), target_params, state.target_params)
         return state.replace(target_params=target_params)
 
     def cycle(state, inputs):
-        action_keys, env_keys, epsilons, learn_key, num_cycles_before = inputs
-        state, info = jax.lax.scan(explore, state, (action_keys, env_keys, epsilons))
-        state, metrics = learn(state, learn_key)
-        state = update_target(state, (num_cycles_before + 1) * config.cycle_steps)
-        return state, (info, metrics)
+        explore_inputs, rows, is_due = inputs
+        state, _ = jax.lax.scan(explore, state, explore_inputs, unroll=env.unroll)
+        state, metrics = learn(state, rows)
+        return update_target(state, is_due), metrics
 
     def step(state, iteration):
+        shape = num_cycles, num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
         env_steps = config.env_steps(iteration) + config.num_envs * jnp.arange(num_cycles * num_steps)
-        epsilons = epsilon_at(env_steps).reshape(num_cycles, num_steps)
-        key, action_key, env_key, learn_key = jax.random.split(state.key, 4)
-        inputs = (
-            jax.random.split(action_key, (num_cycles, num_steps)),
-            jax.random.split(env_key, (num_cycles, num_steps, config.num_envs)),
-            epsilons,
-            jax.random.split(learn_key, num_cycles),
-            iteration * num_cycles + jnp.arange(num_cycles),
-        )
-        state, (info, metrics) = jax.lax.scan(cycle, state.replace(key=key), inputs)
-        metrics = jax.tree.map(jnp.mean, metrics) | {"epsilon": epsilons[-1, -1]}
-        return state, episode_metrics(info) | metrics
+        epsilons = epsilon_at(env_steps).reshape(num_cycles, num_steps, 1)
+        key, explore_key, env_key, row_key = jax.random.split(state.key, 4)
+        explore_inputs = *draw_actions(explore_key, shape, epsilons), jax.random.split(env_key, shape)
+        rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
+        cycles = iteration * num_cycles + jnp.arange(1, num_cycles + 1)
+        is_due = cycles * config.cycle_steps % config.target_interval == 0
+        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
+        state, metrics = scan_mean(cycle, state, (explore_inputs, rows, is_due))
+        return state, episode_metrics(state.env_state) | metrics | {"epsilon": epsilons[-1, -1, 0]}
 
     return Algorithm(init, step, act, value)
 

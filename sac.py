@@ -32,6 +32,7 @@ Run: python sac.py --env Pendulum-v1 --num-seeds 16 (--help lists every setting)
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import distrax
@@ -42,10 +43,11 @@ import numpy as np
 import optax
 from flax import struct
 
-from common.buffer import Buffer, add, init_buffer, sample
+from common.buffer import Buffer, add, draw_rows, init_buffer, read
 from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
-from common.environment import episode_metrics, make_env, scale_action
+from common.environment import clear_episodes, episode_metrics, make_env, scale_action
 from common.initializers import orthogonal
+from common.loops import scan_mean
 from common.normalization import init_statistics, normalize, update_statistics
 
 # -- Config ----------------------------------------------------------------------------------------
@@ -190,15 +192,12 @@ class Actor(nn.Module):
     """The squashed Gaussian policy, before the squashing."""
 
     action_dim: int
-    hidden_sizes: tuple[int, ...]
-    activation: str
-    layer_norm: bool
-    torso: str
+    torso: Callable  # () -> Torso
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> distrax.Distribution:
         x = obs.astype(jnp.float32)
-        x = Torso(self.hidden_sizes, self.activation, self.layer_norm, self.torso)(x)
+        x = self.torso()(x)
         mean = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x)  # [..., action_dim]
         log_std = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x)  # [..., action_dim]
         return distrax.MultivariateNormalDiag(mean, jnp.exp(jnp.clip(log_std, -20.0, 2.0)))
@@ -207,15 +206,12 @@ class Actor(nn.Module):
 class Critic(nn.Module):
     """The value of an observation and an action in [-1, 1]."""
 
-    hidden_sizes: tuple[int, ...]
-    activation: str
-    layer_norm: bool
-    torso: str
+    torso: Callable  # () -> Torso
 
     @nn.compact
     def __call__(self, obs: jax.Array, action: jax.Array) -> jax.Array:
         x = jnp.concatenate([obs.astype(jnp.float32), action], axis=-1)
-        x = Torso(self.hidden_sizes, self.activation, self.layer_norm, self.torso)(x)
+        x = self.torso()(x)
         return nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1)  # [...]
 
 
@@ -305,8 +301,8 @@ def make(config: Config) -> Algorithm:
     if len(env.obs_shape) != 1:
         raise ValueError(f"{config.env} has observations of shape {env.obs_shape}, not vectors; use ppo.py")
     action_dim = env.action_space.shape[0]
-    torso = config.hidden_sizes, config.activation, config.layer_norm, config.torso
-    actor, critic = Actor(action_dim, *torso), TwinCritic(*torso)
+    torso = partial(Torso, config.hidden_sizes, config.activation, config.layer_norm, config.torso)
+    actor, critic = Actor(action_dim, torso), TwinCritic(torso)
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),
@@ -315,6 +311,8 @@ def make(config: Config) -> Algorithm:
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
     num_prefill_steps = config.learning_starts // config.num_envs
+    rows_shape = num_cycles, config.cycle_updates, config.batch_size
+    noise_shape = num_cycles, config.cycle_updates, 2, config.batch_size, action_dim
 
     def init(key):
         actor_key, critic_key, reset_key, action_key, env_key, key = jax.random.split(key, 6)
@@ -346,8 +344,10 @@ def make(config: Config) -> Algorithm:
     def preprocess(state, obs):
         return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
-    def sample_action(actor_params, obs, key):
-        return squash(*actor.apply(actor_params, obs).sample_and_log_prob(seed=key))
+    def sample_action(actor_params, obs, noise):
+        policy = actor.apply(actor_params, obs)
+        gaussian_action, log_det = policy.bijector.forward_and_log_det(noise)
+        return squash(gaussian_action, policy.distribution.log_prob(noise) - log_det)
 
     def act(state, obs, key=None):
         policy = actor.apply(state.params.actor, preprocess(state, obs))
@@ -363,7 +363,7 @@ def make(config: Config) -> Algorithm:
         action, env_keys = inputs
         env_action = scale_action(action, env.action_space)
         obs, env_state, reward, terminated, truncated, info = env.step(env_keys, state.env_state, env_action)
-        next_obs = info.pop("final_observation")
+        next_obs = info["final_observation"]
         transition = Transition(obs=state.obs, action=action, reward=reward, terminated=terminated, next_obs=next_obs)
         if config.n_step > 1:
             transition = transition.replace(truncated=truncated)
@@ -371,22 +371,19 @@ def make(config: Config) -> Algorithm:
         if config.normalize_obs:
             statistics = update_statistics(state.obs_statistics, transition.obs)
             state = state.replace(obs_statistics=statistics)
-        return state, info
+        return state, None
 
-    def explore(state, keys):
-        action_key, env_keys = keys
-        if config.noise_steps == 1:
-            action, _ = sample_action(state.params.actor, preprocess(state, state.obs), action_key)
-        else:
-            normal = jax.random.normal(action_key, state.noise.shape, state.noise.dtype)
-            state = state.replace(noise=correlate(state.noise, normal, config.noise_steps))
-            policy = actor.apply(state.params.actor, preprocess(state, state.obs))
-            action = jnp.tanh(policy.mode() + policy.stddev() * state.noise)
+    def explore(state, inputs):
+        noise, env_keys = inputs
+        if config.noise_steps > 1:
+            noise = correlate(state.noise, noise, config.noise_steps)
+            state = state.replace(noise=noise)
+        action, _ = sample_action(state.params.actor, preprocess(state, state.obs), noise)
         return env_step(state, (action, env_keys))
 
-    def critic_loss(critic_params, state, batch, key):
+    def critic_loss(critic_params, state, batch, noise):
         next_obs = preprocess(state, batch.next_obs)
-        next_action, next_log_prob = sample_action(state.params.actor, next_obs, key)
+        next_action, next_log_prob = sample_action(state.params.actor, next_obs, noise)
         q_next = critic.apply(state.target_params, next_obs, next_action)  # [batch_size, 2]
         next_value = q_next.min(axis=-1) - jnp.exp(state.params.log_alpha) * next_log_prob  # eq. 3
         discount = config.gamma if config.n_step == 1 else batch.discount
@@ -397,9 +394,9 @@ def make(config: Config) -> Algorithm:
         loss = ((q - target[:, None]) ** 2).mean(axis=0).sum()  # each critic has its own mean
         return loss, {"critic_loss": loss, "q_mean": q.mean()}
 
-    def actor_loss(actor_params, state, batch, key):
+    def actor_loss(actor_params, state, batch, noise):
         obs = preprocess(state, batch.obs)
-        action, log_prob = sample_action(actor_params, obs, key)
+        action, log_prob = sample_action(actor_params, obs, noise)
         q = critic.apply(state.params.critic, obs, action).min(axis=-1)  # [batch_size]
         loss = (jnp.exp(state.params.log_alpha) * log_prob - q).mean()
         return loss, {"actor_loss": loss, "entropy": -log_prob.mean()}
@@ -417,37 +414,34 @@ def make(config: Config) -> Algorithm:
         return state.replace(params=params, opt_state=state.opt_state | {name: opt_state}), metrics
 
     def update(state, inputs):
-        batch, key = inputs
-        critic_key, actor_key = jax.random.split(key)
-        state, critic_metrics = descend(state, "critic", critic_loss, batch, critic_key)
-        state, actor_metrics = descend(state, "actor", actor_loss, batch, actor_key)
+        batch, noise = inputs
+        state, critic_metrics = descend(state, "critic", critic_loss, batch, noise[0])
+        state, actor_metrics = descend(state, "actor", actor_loss, batch, noise[1])
         state, alpha_metrics = descend(state, "log_alpha", alpha_loss, actor_metrics["entropy"])
         target_params = optax.incremental_update(state.params.critic, state.target_params, config.tau)
         return state.replace(target_params=target_params), critic_metrics | actor_metrics | alpha_metrics
 
-    def learn(state, key):
-        shape = (config.cycle_updates,)
-        sample_key, update_key = jax.random.split(key)
-        window = config.n_step, config.num_envs, config.gamma
-        batches = sample(state.buffer, sample_key, (*shape, config.batch_size), *window)
-        return jax.lax.scan(update, state, (batches, jax.random.split(update_key, shape)))
+    def learn(state, inputs):
+        rows, noise = inputs
+        batches = read(state.buffer, rows, config.n_step, config.num_envs, config.gamma)
+        return scan_mean(update, state, (batches, noise))
 
-    def cycle(state, keys):
-        action_keys, env_keys, learn_key = keys
-        state, info = jax.lax.scan(explore, state, (action_keys, env_keys))
-        state, metrics = learn(state, learn_key)
-        return state, (info, metrics)
+    def cycle(state, inputs):
+        explore_inputs, learn_inputs = inputs
+        state, _ = jax.lax.scan(explore, state, explore_inputs, unroll=env.unroll)
+        return learn(state, learn_inputs)
 
     def step(state, iteration):
         del iteration  # nothing follows a schedule
-        key, action_key, env_key, learn_key = jax.random.split(state.key, 4)
-        keys = (
-            jax.random.split(action_key, (num_cycles, num_steps)),
-            jax.random.split(env_key, (num_cycles, num_steps, config.num_envs)),
-            jax.random.split(learn_key, num_cycles),
-        )
-        state, (info, metrics) = jax.lax.scan(cycle, state.replace(key=key), keys)
-        return state, episode_metrics(info) | jax.tree.map(jnp.mean, metrics)
+        key, explore_key, env_key, row_key, learn_key = jax.random.split(state.key, 5)
+        shape = num_cycles, num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        noise = jax.random.normal(explore_key, (*shape, action_dim), jnp.float32)
+        explore_inputs = noise, jax.random.split(env_key, shape)
+        rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
+        learn_inputs = rows, jax.random.normal(learn_key, noise_shape, jnp.float32)
+        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
+        state, metrics = scan_mean(cycle, state, (explore_inputs, learn_inputs))
+        return state, episode_metrics(state.env_state) | metrics
 
     return Algorithm(init, step, act, value)
 

@@ -29,6 +29,7 @@ Run: python td3.py --env Pendulum-v1 --num-seeds 16 (--help lists every setting)
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
@@ -38,10 +39,11 @@ import numpy as np
 import optax
 from flax import struct
 
-from common.buffer import Buffer, add, init_buffer, sample
+from common.buffer import Buffer, add, draw_rows, init_buffer, read
 from common.config import Fraction, NonNegative, PositiveFraction, check_replay, validate
-from common.environment import episode_metrics, make_env, scale_action
+from common.environment import clear_episodes, episode_metrics, make_env, scale_action
 from common.initializers import orthogonal
+from common.loops import scan_mean, unroll
 from common.normalization import init_statistics, normalize, update_statistics
 
 # -- Config ----------------------------------------------------------------------------------------
@@ -186,15 +188,12 @@ class Actor(nn.Module):
     """The greedy action, in [-1, 1]."""
 
     action_dim: int
-    hidden_sizes: tuple[int, ...]
-    activation: str
-    layer_norm: bool
-    torso: str
+    torso: Callable  # () -> Torso
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
         x = obs.astype(jnp.float32)
-        x = Torso(self.hidden_sizes, self.activation, self.layer_norm, self.torso)(x)
+        x = self.torso()(x)
         x = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x)
         return nn.tanh(x)  # [..., action_dim]
 
@@ -202,15 +201,12 @@ class Actor(nn.Module):
 class Critic(nn.Module):
     """The value of an observation and an action in [-1, 1]."""
 
-    hidden_sizes: tuple[int, ...]
-    activation: str
-    layer_norm: bool
-    torso: str
+    torso: Callable  # () -> Torso
 
     @nn.compact
     def __call__(self, obs: jax.Array, action: jax.Array) -> jax.Array:
         x = jnp.concatenate([obs.astype(jnp.float32), action], axis=-1)
-        x = Torso(self.hidden_sizes, self.activation, self.layer_norm, self.torso)(x)
+        x = self.torso()(x)
         return nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1)  # [...]
 
 
@@ -300,8 +296,8 @@ def make(config: Config) -> Algorithm:
     if len(env.obs_shape) != 1:
         raise ValueError(f"{config.env} has observations of shape {env.obs_shape}, not vectors; use ppo.py")
     action_dim = env.action_space.shape[0]
-    torso = config.hidden_sizes, config.activation, config.layer_norm, config.torso
-    actor, critic = Actor(action_dim, *torso), TwinCritic(*torso)
+    torso = partial(Torso, config.hidden_sizes, config.activation, config.layer_norm, config.torso)
+    actor, critic = Actor(action_dim, torso), TwinCritic(torso)
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),
@@ -309,6 +305,9 @@ def make(config: Config) -> Algorithm:
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
     num_prefill_steps = config.learning_starts // config.num_envs
+    updates = config.cycle_updates // config.policy_delay, config.policy_delay
+    rows_shape = num_cycles, *updates, config.batch_size
+    noise_shape = num_cycles, *updates, config.batch_size, action_dim
 
     def init(key):
         actor_key, critic_key, reset_key, action_key, env_key, key = jax.random.split(key, 6)
@@ -354,7 +353,7 @@ def make(config: Config) -> Algorithm:
         action, env_keys = inputs
         env_action = scale_action(action, env.action_space)
         obs, env_state, reward, terminated, truncated, info = env.step(env_keys, state.env_state, env_action)
-        next_obs = info.pop("final_observation")
+        next_obs = info["final_observation"]
         transition = Transition(obs=state.obs, action=action, reward=reward, terminated=terminated, next_obs=next_obs)
         if config.n_step > 1:
             transition = transition.replace(truncated=truncated)
@@ -362,23 +361,21 @@ def make(config: Config) -> Algorithm:
         if config.normalize_obs:
             statistics = update_statistics(state.obs_statistics, transition.obs)
             state = state.replace(obs_statistics=statistics)
-        return state, info
+        return state, None
 
-    def explore(state, keys):
-        action_key, env_keys = keys
-        action = actor.apply(state.params.actor, preprocess(state, state.obs))
-        noise = jax.random.normal(action_key, action.shape, action.dtype)
+    def explore(state, inputs):
+        noise, env_keys = inputs
         if config.noise_steps > 1:
             noise = correlate(state.noise, noise, config.noise_steps)
             state = state.replace(noise=noise)
+        action = actor.apply(state.params.actor, preprocess(state, state.obs))
         action = jnp.clip(action + config.exploration_noise * noise, -1.0, 1.0)
         return env_step(state, (action, env_keys))
 
-    def critic_loss(critic_params, state, batch, key):
+    def critic_loss(critic_params, state, batch, noise):
         next_obs = preprocess(state, batch.next_obs)
         next_action = actor.apply(state.target_params.actor, next_obs)
-        noise = config.target_noise * jax.random.normal(key, next_action.shape, next_action.dtype)
-        next_action = smooth(next_action, noise, config.target_noise_clip)
+        next_action = smooth(next_action, config.target_noise * noise, config.target_noise_clip)
         q_next = critic.apply(state.target_params.critic, next_obs, next_action)  # [batch_size, 2]
         next_value = q_next.min(axis=-1)  # clipped double Q-learning, eq. 10
         discount = config.gamma if config.n_step == 1 else batch.discount
@@ -405,40 +402,37 @@ def make(config: Config) -> Algorithm:
         return state.replace(params=params, opt_state=state.opt_state | {name: opt_state}), metrics
 
     def update_critic(state, inputs):
-        return descend(state, "critic", critic_loss, *inputs)  # inputs: batch, key
+        return descend(state, "critic", critic_loss, *inputs)  # inputs: batch, noise
 
     def update(state, inputs):
-        batches, keys = inputs  # [policy_delay, ...]
-        state, critic_metrics = jax.lax.scan(update_critic, state, (batches, keys))
+        batches, noise = inputs  # [policy_delay, ...]
+        state, critic_metrics = scan_mean(update_critic, state, (batches, noise), unroll=unroll())
         last_batch = jax.tree.map(lambda x: x[-1], batches)
         state, actor_metrics = descend(state, "actor", actor_loss, last_batch)
         target_params = optax.incremental_update(state.params, state.target_params, config.tau)
-        metrics = jax.tree.map(jnp.mean, critic_metrics) | actor_metrics
-        return state.replace(target_params=target_params), metrics
+        return state.replace(target_params=target_params), critic_metrics | actor_metrics
 
-    def learn(state, key):
-        shape = (config.cycle_updates // config.policy_delay, config.policy_delay)
-        sample_key, update_key = jax.random.split(key)
-        window = config.n_step, config.num_envs, config.gamma
-        batches = sample(state.buffer, sample_key, (*shape, config.batch_size), *window)
-        return jax.lax.scan(update, state, (batches, jax.random.split(update_key, shape)))
+    def learn(state, inputs):
+        rows, noise = inputs
+        batches = read(state.buffer, rows, config.n_step, config.num_envs, config.gamma)
+        return scan_mean(update, state, (batches, noise))
 
-    def cycle(state, keys):
-        action_keys, env_keys, learn_key = keys
-        state, info = jax.lax.scan(explore, state, (action_keys, env_keys))
-        state, metrics = learn(state, learn_key)
-        return state, (info, metrics)
+    def cycle(state, inputs):
+        explore_inputs, learn_inputs = inputs
+        state, _ = jax.lax.scan(explore, state, explore_inputs, unroll=env.unroll)
+        return learn(state, learn_inputs)
 
     def step(state, iteration):
         del iteration  # nothing follows a schedule
-        key, action_key, env_key, learn_key = jax.random.split(state.key, 4)
-        keys = (
-            jax.random.split(action_key, (num_cycles, num_steps)),
-            jax.random.split(env_key, (num_cycles, num_steps, config.num_envs)),
-            jax.random.split(learn_key, num_cycles),
-        )
-        state, (info, metrics) = jax.lax.scan(cycle, state.replace(key=key), keys)
-        return state, episode_metrics(info) | jax.tree.map(jnp.mean, metrics)
+        key, explore_key, env_key, row_key, learn_key = jax.random.split(state.key, 5)
+        shape = num_cycles, num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        noise = jax.random.normal(explore_key, (*shape, action_dim), jnp.float32)
+        explore_inputs = noise, jax.random.split(env_key, shape)
+        rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
+        learn_inputs = rows, jax.random.normal(learn_key, noise_shape, jnp.float32)
+        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
+        state, metrics = scan_mean(cycle, state, (explore_inputs, learn_inputs))
+        return state, episode_metrics(state.env_state) | metrics
 
     return Algorithm(init, step, act, value)
 

@@ -9,17 +9,32 @@ from flax import struct
 
 @struct.dataclass
 class Buffer:
-    """The newest `capacity` transitions, any dataclass or dict of arrays; every dtype is kept."""
+    """The newest `capacity` transitions, any dataclass or dict of arrays; every dtype is kept.
 
-    transitions: Any  # [capacity, ...]
-    position: jax.Array  # [] int32, the row that is written next
-    size: jax.Array  # [] int32, rows written so far, at most capacity
+    All fields of one dtype share an array: on a GPU each array is a kernel more to write.
+    """
+
+    arrays: dict[str, jax.Array]  # name of the dtype -> [capacity, width]
+    count: jax.Array  # [] int32, transitions written so far, also those that are overwritten
+    row: Any = struct.field(pytree_node=False)  # a transition of ShapeDtypeStructs
+
+    @property
+    def capacity(self) -> int:
+        """Rows of the buffer, written or not."""
+        return len(next(iter(self.arrays.values())))
+
+    @property
+    def size(self) -> jax.Array:
+        """Rows that hold a transition, [] int32."""
+        return jnp.minimum(self.count, self.capacity)
 
 
 def init_buffer(transition: Any, capacity: int) -> Buffer:
     """An empty buffer for transitions like this row of arrays or ShapeDtypeStructs."""
-    rows = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), transition)
-    return Buffer(transitions=rows, position=jnp.int32(0), size=jnp.int32(0))
+    row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), transition)
+    widths = {dtype: stop for dtype, _, stop in _columns(row)}
+    arrays = {dtype: jnp.zeros((capacity, width), dtype) for dtype, width in widths.items()}
+    return Buffer(arrays=arrays, count=jnp.int32(0), row=row)
 
 
 def add(buffer: Buffer, transitions: Any) -> Buffer:
@@ -30,45 +45,68 @@ def add(buffer: Buffer, transitions: Any) -> Buffer:
     Raises:
         ValueError: more transitions than the buffer has rows.
     """
-    capacity = jax.tree.leaves(buffer.transitions)[0].shape[0]
-    n = jax.tree.leaves(transitions)[0].shape[0]
-    if n > capacity:
-        raise ValueError(f"{n} transitions do not fit a buffer of {capacity}")
-    rows = (buffer.position + jnp.arange(n, dtype=jnp.int32)) % capacity
+    leaves, n = jax.tree.leaves(transitions), len(jax.tree.leaves(transitions)[0])
+    if n > buffer.capacity:
+        raise ValueError(f"{n} transitions do not fit a buffer of {buffer.capacity}")
+    fields = {dtype: [] for dtype in buffer.arrays}
+    for x, (dtype, start, stop) in zip(leaves, _columns(buffer.row), strict=True):
+        fields[dtype].append(x.astype(dtype).reshape(n, stop - start))
+    rows = (buffer.count + jnp.arange(n, dtype=jnp.int32)) % buffer.capacity
+    packed = {dtype: jnp.concatenate(x, axis=1) for dtype, x in fields.items()}
     if n == 1:
         # On a CPU, XLA fuses the write of a single row into the reads that follow, and copies the whole buffer.
         # Writing the row twice prevents that fusion.
-        rows, transitions = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), (rows, transitions))
-    transitions = jax.tree.map(lambda old, x: old.at[rows].set(x.astype(old.dtype)), buffer.transitions, transitions)
-    return Buffer(
-        transitions=transitions,
-        position=(buffer.position + n) % capacity,
-        size=jnp.minimum(buffer.size + n, capacity),
-    )
+        rows, packed = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), (rows, packed))
+    arrays = {dtype: x.at[rows].set(packed[dtype]) for dtype, x in buffer.arrays.items()}
+    return buffer.replace(arrays=arrays, count=buffer.count + n)
 
 
-def sample(
-    buffer: Buffer, key: jax.Array, shape: tuple[int, ...], n_step: int = 1, num_envs: int = 1, gamma: float = 1.0
-) -> Any:
-    """Transitions [*shape, ...] drawn uniformly, with replacement, from the rows written so far. Costs O(shape).
+def draw_rows(buffer: Buffer, key: jax.Array, shape: tuple[int, ...], num_new: int = 0) -> jax.Array:
+    """Draw row numbers [*shape] int32 uniformly, with replacement, for shape[0] rounds that follow.
+
+    Each round first adds `num_new` transitions, and its numbers are those of the rows that are written by then.
+    """
+    count = buffer.count + num_new * jnp.arange(1, shape[0] + 1, dtype=jnp.int32)
+    size = jnp.minimum(count, buffer.capacity).reshape(-1, *[1] * (len(shape) - 1))
+    return jax.random.randint(key, shape, 0, jnp.broadcast_to(size, shape), jnp.int32)
+
+
+def read(buffer: Buffer, rows: jax.Array, n_step: int = 1, num_envs: int = 1, gamma: float = 1.0) -> Any:
+    """The transitions of these rows, [*rows.shape, ...]. Costs O(rows), never O(capacity).
 
     With n_step > 1 each is the first of a window of rows of one environment, `num_envs` rows apart. The window ends
     after n_step rows, with the episode or with the newest row: `reward` is its discounted sum, `discount` is gamma to
     the power of its length, `terminated` and `next_obs` are those of its last row.
     """
-    rows = jax.random.randint(key, shape, 0, buffer.size)
-    stored = buffer.transitions
-    batch = jax.tree.map(lambda x: x[rows], stored)
+    batch = _unpack(buffer, rows)
     if n_step == 1:
         return batch
-    capacity = len(stored.reward)
-    num_newer = (buffer.position - 1 - rows) % capacity
-    last, is_open = rows, jnp.ones(shape, bool)
-    reward, discount = batch.reward, jnp.full(shape, gamma, batch.reward.dtype)
+    num_newer = (buffer.count - 1 - rows) % buffer.capacity
+    last, is_open, end = rows, jnp.ones(rows.shape, bool), batch
+    reward, discount = batch.reward, jnp.full(rows.shape, gamma, batch.reward.dtype)
     for i in range(1, n_step):
-        is_open &= ~(stored.terminated[last] | stored.truncated[last]) & (i * num_envs <= num_newer)
-        last = jnp.where(is_open, (rows + i * num_envs) % capacity, last)
-        reward += jnp.where(is_open, discount * stored.reward[last], 0.0)
+        is_open &= ~(end.terminated | end.truncated) & (i * num_envs <= num_newer)
+        last = jnp.where(is_open, (rows + i * num_envs) % buffer.capacity, last)
+        end = _unpack(buffer, last)
+        reward += jnp.where(is_open, discount * end.reward, 0.0)
         discount *= jnp.where(is_open, gamma, 1.0)
-    end = {"terminated": stored.terminated[last], "next_obs": stored.next_obs[last]}
-    return batch.replace(reward=reward, discount=discount, **end)
+    return batch.replace(reward=reward, discount=discount, terminated=end.terminated, next_obs=end.next_obs)
+
+
+def _columns(row: Any) -> list[tuple[str, int, int]]:
+    """Where each field of a transition is: its array, first column and the column behind its last."""
+    columns, widths = [], {}
+    for x in jax.tree.leaves(row):
+        start = widths.get(x.dtype.name, 0)
+        widths[x.dtype.name] = start + x.size
+        columns.append((x.dtype.name, start, start + x.size))
+    return columns
+
+
+def _unpack(buffer: Buffer, rows: jax.Array) -> Any:
+    """The transitions of these rows."""
+    arrays = {dtype: x[rows] for dtype, x in buffer.arrays.items()}
+    leaves, structure = jax.tree.flatten(buffer.row)
+    columns = zip(leaves, _columns(buffer.row), strict=True)
+    fields = [arrays[dtype][..., start:stop].reshape(*rows.shape, *x.shape) for x, (dtype, start, stop) in columns]
+    return jax.tree.unflatten(structure, fields)

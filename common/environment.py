@@ -9,6 +9,7 @@ import numpy as np
 from flax import struct
 
 from common.environments import make_suite
+from common.loops import unroll
 
 
 @struct.dataclass
@@ -18,8 +19,9 @@ class EnvState:
     state: Any  # of the suite, [num_envs, ...]
     length: jax.Array  # [num_envs] int32, steps of the current episode
     episode_return: jax.Array  # [num_envs] float32, of the current episode
+    episodes: dict[str, jax.Array]  # sums over the episodes that have ended, [num_envs] each; see `episode_metrics`
     starts: Any  # observation and state that the next episodes begin with, [num_envs, ...]; None if not kept ahead
-    turn: jax.Array  # [] int32, decides whose start is renewed next
+    turn: jax.Array  # [] int32, steps since the starts were renewed
 
 
 class Environment:
@@ -29,8 +31,10 @@ class Environment:
       - `action_space`: a gymnax `Discrete`, or a bounded `Box` of rank 1;
       - `max_episode_steps`: the time limit in steps, None without one;
       - `reset_period`: 0, every step computes a fresh start, as is best where that is cheap. Otherwise one start per
-        environment is kept ahead and renewed once in `reset_period` steps: an episode of at least that length begins
-        where no other did, a shorter one may begin as the one before it;
+        environment is kept ahead, and all are renewed together, once in `reset_period` steps: an episode of at least
+        that length begins where no other did, a shorter one may begin as the one before it. None: as long as the
+        time limit, for a suite whose episodes all last that long;
+      - `is_small`, True where a step is so short that a GPU should run several as one round of a loop; may be missing;
       - `reset(key) -> obs, state` and `step(key, state, action) -> obs, state, reward, terminated, info`, where
         `terminated` never includes the time limit. Scalars in `info` become metrics; `info["truncated"]` says that the
         suite cuts the episode by a rule of its own.
@@ -42,9 +46,23 @@ class Environment:
     def __init__(self, suite: Any, max_episode_steps: int | None = None, reset_period: int | None = None):
         self.suite, self.action_space = suite, suite.action_space
         self.max_episode_steps = suite.max_episode_steps if max_episode_steps is None else max_episode_steps
-        self.reset_period = suite.reset_period if reset_period is None else reset_period
+        period = self.max_episode_steps if suite.reset_period is None else suite.reset_period
+        self.reset_period = period if reset_period is None else reset_period
         obs, _ = jax.eval_shape(suite.reset, jax.eval_shape(jax.random.key, 0))
         self.obs_shape, self.obs_dtype = obs.shape, obs.dtype
+
+    @property
+    def unroll(self) -> int:
+        """For a loop over steps, `jax.lax.scan(..., unroll=env.unroll)`."""
+        return unroll() if getattr(self.suite, "is_small", False) else 1
+
+    @functools.cached_property
+    def scalars(self) -> list[str]:
+        """Names of the scalars in the suite's info, which become metrics."""
+        key = jax.eval_shape(jax.random.key, 0)
+        _, state = jax.eval_shape(self.suite.reset, key)
+        *_, info = jax.eval_shape(self.suite.step, key, state, jax.eval_shape(self.action_space.sample, key))
+        return [name for name, x in info.items() if x.shape == () and name != "truncated"]
 
     def reset(self, keys: jax.Array) -> tuple[jax.Array, EnvState]:
         """Start an episode in each environment. keys [num_envs] -> obs [num_envs, *obs_shape], env_state."""
@@ -53,9 +71,11 @@ class Environment:
             keys, ahead_keys = _split(keys)
             starts = jax.vmap(self.suite.reset)(ahead_keys)
         obs, state = jax.vmap(self.suite.reset)(keys)
-        zeros = jnp.zeros(keys.shape, jnp.int32)
+        zeros = jnp.zeros(keys.shape, jnp.float32)
+        length = zeros.astype(jnp.int32)
+        episodes = dict.fromkeys([*self.scalars, "episode_return", "episode_length"], zeros) | {"num_episodes": length}
         return obs, EnvState(
-            state=state, length=zeros, episode_return=zeros.astype(jnp.float32), starts=starts, turn=jnp.int32(0)
+            state=state, length=length, episode_return=zeros, episodes=episodes, starts=starts, turn=jnp.int32(0)
         )
 
     def advance(self, keys: jax.Array, env_state: EnvState, action: jax.Array):
@@ -65,7 +85,7 @@ class Environment:
         truncated = info.get("truncated", jnp.zeros(keys.shape, bool))
         if self.max_episode_steps is not None:
             truncated |= length >= self.max_episode_steps
-        info = {name: x for name, x in info.items() if getattr(x, "shape", None) == keys.shape and name != "truncated"}
+        info = {name: info[name] for name in self.scalars}
         episode_return = env_state.episode_return + reward
         env_state = env_state.replace(state=state, length=length, episode_return=episode_return)
         return obs, env_state, reward, terminated, truncated, info
@@ -87,6 +107,9 @@ class Environment:
         step_keys, reset_keys = _split(keys)
         next_obs, env_state, reward, terminated, truncated, info = self.advance(step_keys, env_state, action)
         done = terminated | truncated
+        episode = {"episode_return": env_state.episode_return, "episode_length": env_state.length, "num_episodes": 1}
+        add = lambda total, x: total + jnp.where(done, x, 0).astype(total.dtype)  # noqa: E731
+        episodes = jax.tree.map(add, env_state.episodes, info | episode)
         info |= {
             "final_observation": next_obs,
             "returned_episode": done,
@@ -99,28 +122,23 @@ class Environment:
             state=state,
             length=jnp.where(done, 0, env_state.length),
             episode_return=jnp.where(done, 0.0, env_state.episode_return),
+            episodes=episodes,
         )
         if self.reset_period:
             env_state = self._renew_starts(reset_keys, env_state)
         return obs, env_state, reward, terminated, truncated, info
 
     def _renew_starts(self, keys: jax.Array, env_state: EnvState) -> EnvState:
-        """Renew some of the kept starts, in turn: each once in `reset_period` steps."""
-        num_envs = len(keys)
-        interval = max(1, self.reset_period // num_envs)  # steps between renewals
-        count = -(-num_envs // self.reset_period)  # starts renewed together
-        rows = (env_state.turn // interval * count + jnp.arange(count, dtype=jnp.int32)) % num_envs
+        """Renew all kept starts, once in `reset_period` steps: on a GPU a deep reset costs its depth, not its width."""
 
-        def renew(carry):
-            starts, _ = carry
-            fresh = jax.vmap(self.suite.reset)(keys[rows])
-            return jax.tree.map(lambda x, new: x.at[rows].set(new), starts, fresh), jnp.bool_(False)
+        def renew(_):
+            return jax.vmap(self.suite.reset)(keys), jnp.bool_(False)
 
         # A loop of no or one round: under vmap it is skipped where no lane needs it, which a cond is not.
-        is_due = env_state.turn % interval == 0
+        turn = env_state.turn + 1
+        is_due = turn == self.reset_period
         starts, _ = jax.lax.while_loop(lambda carry: carry[1], renew, (env_state.starts, is_due))
-        num_turns = interval * -(-num_envs // count)
-        return env_state.replace(starts=starts, turn=(env_state.turn + 1) % num_turns)
+        return env_state.replace(starts=starts, turn=jnp.where(is_due, 0, turn))
 
 
 def _split(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -166,21 +184,19 @@ def scale_action(action: jax.Array, space: Any) -> jax.Array:
     return low + 0.5 * (jnp.clip(action, -1, 1) + 1) * (high - low)
 
 
-def episode_metrics(info: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Number of the episodes that ended, and means over them: return, length, last values of the environment's scalars.
+def clear_episodes(env_state: EnvState) -> EnvState:
+    """Count ended episodes from here on."""
+    return env_state.replace(episodes=jax.tree.map(jnp.zeros_like, env_state.episodes))
 
-    The arrays in `info` have any equal shape. The means are NaN where no episode ended: a zero would be a score.
+
+def episode_metrics(env_state: EnvState) -> dict[str, jax.Array]:
+    """Number of the episodes that have ended since `clear_episodes`, and means over them: return, length, last values
+    of the environment's scalars.
+
+    The means are NaN where no episode has ended: a zero would be a score.
     """
-    ended = info["returned_episode"]
-    num_episodes = ended.sum(dtype=jnp.int32)
-
-    def mean(x):
-        total = jnp.where(ended, x, 0).astype(jnp.float32).sum()
-        return jnp.where(num_episodes > 0, total / jnp.maximum(num_episodes, 1).astype(jnp.float32), jnp.nan)
-
-    scalars = {name: mean(x) for name, x in info.items() if not name.startswith("returned_episode")}
-    return scalars | {
-        "episode_return": mean(info["returned_episode_returns"]),
-        "episode_length": mean(info["returned_episode_lengths"]),
-        "num_episodes": num_episodes,
-    }
+    totals = {name: x.sum(dtype=x.dtype) for name, x in env_state.episodes.items()}
+    num_episodes = totals.pop("num_episodes")
+    count = jnp.maximum(num_episodes, 1).astype(jnp.float32)
+    means = {name: jnp.where(num_episodes > 0, total / count, jnp.nan) for name, total in totals.items()}
+    return means | {"num_episodes": num_episodes}

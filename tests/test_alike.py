@@ -84,6 +84,8 @@ def test_order_of_make_in_the_replay_scripts(script):
         ("step", ["sac", "td3"]),
         ("Transition", ["sac", "td3"]),
         ("Critic", ["sac", "td3"]),
+        ("learn", ["sac", "td3"]),
+        ("Params", ["ppo", "td3"]),
         ("correlate", ["sac", "td3"]),
     ],
 )
@@ -93,7 +95,7 @@ def test_pieces_that_must_be_identical(name, scripts):
 
 @pytest.mark.parametrize(
     ("name", "scripts"),
-    [("init", ["sac", "td3"]), ("learn", ["sac", "td3"]), ("update", ["ppo", "dqn"]), ("env_step", ["dqn", "sac"])],
+    [("init", ["sac", "td3"]), ("update", ["ppo", "dqn"]), ("env_step", ["dqn", "sac"])],
 )
 def test_pieces_that_may_differ_in_a_few_lines(name, scripts):
     first, second = (definitions(script)[name].splitlines() for script in scripts)
@@ -121,18 +123,16 @@ def test_fields_of_the_replay_scripts_have_the_same_comments(script):
 
 # -- Size --------------------------------------------------------------------------------------------------------------
 
-# Without the presets, which grow with the environments. PPO has two kinds of actions, two kinds of observations and two
-# normalisations.
-MOST_LINES = {"ppo": 406, "dqn": 357, "sac": 408, "td3": 400}
-MOST_WORDS = {"ppo": 2020, "dqn": 1771, "sac": 1974, "td3": 1926}
+# Without the presets, which grow with the environments.
+MOST_LINES, MOST_WORDS = 410, 2000
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_stays_short_and_narrow(script):
     text = without_presets(script)
     lines = text.splitlines()
-    assert len(lines) <= MOST_LINES[script]
-    assert len(text.split()) <= MOST_WORDS[script]
+    assert len(lines) <= MOST_LINES
+    assert len(text.split()) <= MOST_WORDS
     assert len([line for line in lines if len(line) > 100]) <= 10
 
 
@@ -145,8 +145,9 @@ def test_functions_stay_short(script):
 
 
 def test_the_kit_stays_small():
-    names = ("config", "environment", "buffer", "normalization", "initializers")
-    assert sum(len((FOLDER / "common" / f"{name}.py").read_text().splitlines()) for name in names) <= 480
+    modules = [path for path in (FOLDER / "common").glob("*.py") if path.name != "__init__.py"]
+    assert len(modules) == 7
+    assert sum(len(path.read_text().splitlines()) for path in modules) <= 600
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -199,14 +200,15 @@ def test_every_field_has_a_reason_on_its_line(script):
 VARIANTS = {
     "variants/ppo_rnn": (
         "ppo",
-        {"Config", "ActorCritic", "Transition", "Batch", "State", "Algorithm"},
-        {"init", "act", "value", "explore", "loss", "learn"},
+        {"Config", "Actor", "Critic", "Batch", "State", "Algorithm"},
+        {"init", "act", "value", "explore", "loss", "update_or_stop", "learn", "step"},
         120,
     ),
     "variants/sac_discrete": (
         "sac",
         {"Config", "Actor", "Critic", "Transition", "State"},
-        {"init", "act", "value", "env_step", "explore", "critic_loss", "actor_loss", "alpha_loss", "update", "learn"},
+        {"init", "act", "value", "env_step", "explore", "critic_loss", "actor_loss", "alpha_loss", "update", "learn"}
+        | {"cycle", "step"},
         215,
     ),
 }

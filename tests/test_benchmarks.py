@@ -6,7 +6,7 @@ import pytest
 from helpers import ROOT, execute
 
 
-@pytest.mark.parametrize("name", ["environments", "results", "scaling", "speed"])
+@pytest.mark.parametrize("name", ["environments", "kernels", "results", "scaling", "speed"])
 def test_a_benchmark_finds_the_modules_of_this_repository(name, tmp_path):
     result = execute(str(ROOT / "benchmarks" / f"{name}.py"), "--help", cwd=tmp_path, PYTHONPATH=None)
     assert (result.status, result.stderr) == (0, ""), result
@@ -20,3 +20,40 @@ def test_the_cost_of_environments(tmp_path):
         (row,) = csv.DictReader(file)
     assert row["environment"] == "CartPole-v1"
     assert float(row["steps_per_s"]) > 0
+
+
+PROGRAM = """
+HloModule jit_step
+
+%fused_add (p.1: f32[4]) -> f32[4] {
+  %p.1 = f32[4]{0} parameter(0)
+  ROOT %add.9 = f32[4]{0} add(%p.1, %p.1)
+}
+
+%body.1 (p.2: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %p.2 = (s32[], f32[4]{0}) parameter(0)
+  %x.1 = f32[4]{0} get-tuple-element(%p.2), index=1
+  %loop_add_fusion = f32[4]{0} fusion(%x.1), kind=kLoop, calls=%fused_add, metadata={op_name="jit(step)/add"}
+  %copy-start.1 = (f32[4]{0}, f32[4]{0}, u32[]) copy-start(%loop_add_fusion)
+  ROOT %tuple.1 = (s32[], f32[4]{0}) tuple(%x.1, %loop_add_fusion)
+}
+
+ENTRY %main.7 (p.3: f32[4]) -> f32[4] {
+  %p.3 = f32[4]{0} parameter(0)
+  %sort.1 = f32[4]{0} sort(%p.3), dimensions={0}
+  %while.1 = (s32[], f32[4]{0}) while(%p.3), condition=%c, body=%body.1, backend_config={"known_trip_count":{"n":"5"}}
+  ROOT %y = f32[4]{0} get-tuple-element(%while.1), index=1
+}
+"""
+
+
+def test_kernels_of_a_program_are_counted_once_for_each_round(tmp_path):
+    """A sort, then five rounds of a fusion and a copy; what is inside of a fusion is no kernel of its own."""
+    (tmp_path / "count.py").write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})\n"
+        "import kernels\n"
+        f"found = kernels.count(*kernels.read_computations({PROGRAM!r}))\n"
+        "print([(depth, name, len(lines), rounds) for depth, name, lines, rounds in found])\n"
+    )
+    result = execute("count.py", cwd=tmp_path)
+    assert result.stdout.strip() == "[(0, 'main.7', 1, 1), (1, 'body.1', 2, 5)]", result

@@ -12,10 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from common.buffer import add, init_buffer, sample
+from common.buffer import add, draw_rows, init_buffer, read
 from common.config import check_replay
 
 ROW = {"obs": jax.ShapeDtypeStruct((2,), jnp.uint8), "flag": jax.ShapeDtypeStruct((), bool), "x": jnp.float32(0)}
+
+
+def sample(buffer, key, shape, *window, **fields):
+    """Transitions [*shape, ...] at rows that are drawn."""
+    return read(buffer, draw_rows(buffer, key, shape), *window, **fields)
 
 
 def rows(start, n):
@@ -36,14 +41,13 @@ def test_holds_what_a_deque_holds(capacity, sizes):
         buffer = add(buffer, rows(count, n))
         model.extend(range(count, count + n))
         count += n
-    size, position = int(buffer.size), int(buffer.position)
-    assert size == len(model)
-    order = (position - size + np.arange(size)) % capacity  # from the oldest to the newest
-    held = jax.tree.map(lambda x: np.asarray(x)[order], buffer.transitions)
+    assert buffer.count == count
+    assert buffer.size == len(model)
+    held = read(buffer, (count - len(model) + np.arange(len(model))) % capacity)  # from the oldest to the newest
     expected = [rows(number, 1) for number in model]
     for name, x in held.items():
         np.testing.assert_array_equal(x, np.concatenate([row[name] for row in expected]) if expected else x[:0])
-        assert x.dtype == ROW[name].dtype
+        assert (x.dtype, x.shape[1:]) == (ROW[name].dtype, ROW[name].shape)
 
 
 def test_fields_stay_aligned_and_only_written_rows_are_drawn():
@@ -139,6 +143,19 @@ def test_draws_uniformly(written):
     counts = np.bincount(x - x.min())
     assert len(counts) == min(written, 64)
     assert stats.chisquare(counts).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(("capacity", "written", "num_new"), [(10, 4, 2), (10, 10, 3), (1000, 3, 1)])
+def test_a_round_draws_from_all_rows_that_are_written_by_then_and_from_no_others(capacity, written, num_new):
+    buffer = add(init_buffer(ROW, capacity), rows(0, written))
+    drawn = np.asarray(draw_rows(buffer, jax.random.key(0), (4, 2, 300), num_new))
+    for i, x in enumerate(drawn):
+        assert set(np.unique(x)) == set(range(min(written + (i + 1) * num_new, capacity)))
+
+
+def test_fields_of_one_dtype_share_an_array():
+    buffer = init_buffer({"a": jnp.zeros((2, 3)), "b": jnp.zeros(()), "c": jnp.zeros(4, bool)}, 5)
+    assert {name: x.shape for name, x in buffer.arrays.items()} == {"float32": (5, 7), "bool": (5, 4)}
 
 
 def test_different_keys_draw_different_rows():

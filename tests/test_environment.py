@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from common.environment import episode_metrics, make_env, scale_action
+from common.environment import Environment, clear_episodes, episode_metrics, make_env, scale_action
 
 # -- Observations, rewards and ends ------------------------------------------------------------------------------------
 
@@ -303,45 +303,52 @@ def test_a_batch_of_actions_is_scaled_like_its_items(leading):
 
 # -- Episode metrics ---------------------------------------------------------------------------------------------------
 
-metrics_of = jax.jit(episode_metrics)
-SHAPE = (3, 4)
+
+class Told:
+    """The action tells the reward and, if its second number is positive, the end."""
+
+    max_episode_steps, reset_period, action_space = None, 0, spaces.Box(-1000.0, 1000.0, (2,))
+
+    def reset(self, key):
+        return jnp.zeros(1), ()
+
+    def step(self, key, state, action):
+        return jnp.zeros(1), (), action[0], action[1] > 0, {}
 
 
-@given(
-    ended=hnp.arrays(bool, SHAPE),
-    returns=hnp.arrays(np.float32, SHAPE, elements=st.floats(-1000, 1000, width=32)),
-    lengths=hnp.arrays(np.int32, SHAPE, elements=st.integers(1, 10_000)),
-    rubbish=st.sampled_from([0.0, np.nan, np.inf, 1e30]),
-)
-def test_episode_metrics_are_means_over_the_episodes_that_ended(ended, returns, lengths, rubbish):
-    info = {
-        "returned_episode": ended,
-        "returned_episode_returns": np.where(ended, returns, np.float32(rubbish)),
-        "returned_episode_lengths": lengths,
-    }
-    metrics = metrics_of(info)
+@jax.jit
+def metrics_of_two_iterations(actions):
+    """Actions [2, num_steps, num_envs, 2] -> metrics [2]."""
+    env = Environment(Told())
+    keys = jax.random.split(jax.random.key(0), actions.shape[2])
+
+    def iterate(env_state, actions):
+        step = lambda env_state, action: (env.step(keys, env_state, action)[1], None)  # noqa: E731
+        env_state, _ = jax.lax.scan(step, clear_episodes(env_state), actions)
+        return env_state, episode_metrics(env_state)
+
+    return jax.lax.scan(iterate, env.reset(keys)[1], actions)[1]
+
+
+SHAPE = (2, 5, 3)
+
+
+@given(hnp.arrays(np.float32, SHAPE, elements=st.floats(-1000, 1000, width=32)), hnp.arrays(bool, SHAPE))
+def test_episode_metrics_are_means_over_the_episodes_that_ended_in_the_iteration(rewards, ends):
+    metrics = metrics_of_two_iterations(np.stack([rewards, ends], axis=-1).astype(np.float32))
     assert metrics.keys() == {"episode_return", "episode_length", "num_episodes"}
-    assert int(metrics["num_episodes"]) == ended.sum()
     assert jnp.issubdtype(metrics["num_episodes"].dtype, jnp.integer)
-    if not ended.any():
-        assert np.isnan(metrics["episode_return"])
-        assert np.isnan(metrics["episode_length"])
-    else:
-        np.testing.assert_allclose(metrics["episode_return"], returns[ended].mean(dtype=float), rtol=1e-4, atol=1e-2)
-        np.testing.assert_allclose(metrics["episode_length"], lengths[ended].mean(), rtol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(), (5,), (2, 3, 4)])
-def test_episode_metrics_take_arrays_of_any_shape(shape):
-    info = {
-        "returned_episode": np.ones(shape, bool),
-        "returned_episode_returns": np.full(shape, 7.0, np.float32),
-        "returned_episode_lengths": np.full(shape, 3, np.int32),
-    }
-    metrics = episode_metrics(info)
-    assert float(metrics["episode_return"]) == 7.0
-    assert float(metrics["episode_length"]) == 3.0
-    assert int(metrics["num_episodes"]) == np.prod(shape)
+    totals, lengths = np.zeros(3), np.zeros(3, int)
+    for iteration in range(2):
+        ended = []
+        for reward, is_end in zip(rewards[iteration], ends[iteration], strict=True):
+            totals, lengths = totals + reward, lengths + 1
+            ended += zip(totals[is_end], lengths[is_end], strict=True)
+            totals, lengths = np.where(is_end, 0, totals), np.where(is_end, 0, lengths)
+        assert metrics["num_episodes"][iteration] == len(ended)
+        expected = np.mean(ended, axis=0) if ended else (np.nan, np.nan)
+        means = metrics["episode_return"][iteration], metrics["episode_length"][iteration]
+        np.testing.assert_allclose(means, expected, rtol=1e-4, atol=1e-2)
 
 
 class Success(Toy):
@@ -361,9 +368,8 @@ def test_scalars_of_the_environments_info_become_metrics():
     _, env_state = env.reset(keys)
     for step in range(1, 11):
         last = jnp.array([1, 0, 1, 1]) if step == 5 else jnp.zeros(4, jnp.int32)
-        _, env_state, *_, info = env.step(keys, env_state, last)
-        info.pop("final_observation")
-        metrics = episode_metrics(info)
+        _, env_state, *_ = env.step(keys, clear_episodes(env_state), last)
+        metrics = episode_metrics(env_state)
         assert metrics.keys() == {"episode_return", "episode_length", "num_episodes", "success", "time"}
         expected = {5: (0.75, 5.0), 10: (0.0, 5.0)}.get(step, (np.nan, np.nan))
         np.testing.assert_array_equal([metrics["success"], metrics["time"]], expected)

@@ -176,4 +176,4 @@ def test_target_smoothing_is_seen_in_the_value(i):
     noise = np.random.default_rng(0).normal(size=100_000) * target_noise
     expected = -GAMMA * np.mean(np.clip(noise, -target_noise_clip, target_noise_clip) ** 2)
     values = jax.vmap(algorithm.value, in_axes=(0, None))(state, jnp.eye(2)[0])
-    np.testing.assert_allclose(values, expected, atol=0.02)
+    np.testing.assert_allclose(values.mean(), expected, atol=0.01)  # single seeds spread by 0.02 around it

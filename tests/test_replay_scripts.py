@@ -3,6 +3,7 @@
 import importlib
 import re
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from scipy import stats
 import dqn
 import sac
 import td3
+from common.buffer import read
 from common.runner.devices import compile_segment, make_placement
 
 SMALL = {
@@ -61,7 +63,7 @@ def test_exploration_follows_the_noise(script):
     rates = {"actor_learning_rate": 0.0, "critic_learning_rate": 0.0}
     step = jax.jit(importlib.import_module(script).make(replace(config, **rates)).step)
     state, _ = step(state.replace(params=state.params.replace(actor=actor)), 0)
-    actions = np.asarray(state.buffer.transitions.action)[24:48].reshape(12, 2)  # [steps, num_envs]
+    actions = np.asarray(read(state.buffer, np.arange(24, 48)).action).reshape(12, 2)  # [steps, num_envs]
     noise = np.arctanh(actions) if script == "sac" else actions / 0.5
     np.testing.assert_allclose(noise[-1], np.ravel(state.noise), rtol=1e-4)
     assert (np.abs(np.diff(noise, axis=0)) < 4 * np.sqrt(1 - 0.95**2)).all()
@@ -93,9 +95,8 @@ def test_squashing_is_finite_far_in_the_tails():
 
 
 def test_twin_critics_start_different():
-    params = sac.TwinCritic((8,), "relu", layer_norm=False, torso="mlp").init(
-        jax.random.key(0), jnp.zeros((1, 3)), jnp.zeros((1, 1))
-    )
+    torso = partial(sac.Torso, (8,), "relu", layer_norm=False, torso="mlp")
+    params = sac.TwinCritic(torso).init(jax.random.key(0), jnp.zeros((1, 3)), jnp.zeros((1, 1)))
     for kernel in (x for x in jax.tree.leaves(params) if x.ndim == 3):
         assert (kernel[0] != kernel[1]).any()
 
@@ -123,7 +124,7 @@ def test_updates_are_those_that_are_promised(script, num_envs):
         assert count(state.opt_state["critic"]) == promised
         assert count(state.opt_state["actor"]) == promised // (2 if script == "td3" else 1)
     assert int(state.buffer.size) == 60
-    assert int(state.buffer.position) == (24 + 3 * 24) % 60
+    assert int(state.buffer.count) == 24 + 3 * 24
 
 
 @pytest.mark.parametrize("script", ["dqn", "sac", "td3"])

@@ -17,6 +17,7 @@ from reference import Adam, global_norm, mlp, normalized, numerical_gradient, to
 import dqn
 import sac
 import td3
+from common.buffer import read
 
 probes.register()
 NUM_ITERATIONS = 4
@@ -70,11 +71,9 @@ def rank_promotion(compilations):
         yield
 
 
-def newest(buffer, key, shape, n_step=1, *_):
-    """In place of the replay's draw: the rows written last, backwards; with n_step > 1 a discount for each."""
-    del key
-    rows = (buffer.position - 1 - jnp.arange(np.prod(shape)).reshape(shape)) % len(buffer.transitions.reward)
-    batch = jax.tree.map(lambda x: x[rows], buffer.transitions)
+def newest(buffer, rows, n_step=1, *_):
+    """In place of the rows that were drawn, those written last, backwards; with n_step > 1 a discount for each."""
+    batch = read(buffer, (buffer.count - 1 - jnp.arange(rows.size).reshape(rows.shape)) % buffer.capacity)
     return batch if n_step == 1 else batch.replace(discount=jnp.cos(batch.reward) ** 2)
 
 
@@ -84,8 +83,14 @@ def known_noise(key, shape=(), dtype=jnp.float32):
     return jnp.asarray(1.5 * np.sin(2.4 * np.arange(np.prod(shape, dtype=int)) + 0.3), dtype).reshape(shape)
 
 
+def noise_of(config, *shape):
+    """That of each update of an iteration's one cycle, [num_updates, *shape, batch_size, 2]."""
+    num_updates = config.gradient_steps // getattr(config, "policy_delay", 1)
+    return np.asarray(known_noise(None, (num_updates, *shape, config.batch_size, 2)), np.float64)
+
+
 class Reference:
-    """One lane in float64; `update` is one update of everything on batches of the replay."""
+    """One lane in float64; `update` is one update of everything on batches of the replay, the i-th of its cycle."""
 
     def __init__(self, config, state):
         self.config = config
@@ -125,7 +130,7 @@ class ReferenceDQN(Reference):
             return np.mean(np.where(np.abs(error) < 1, error**2 / 2, np.abs(error) - 0.5)), q
         return np.mean(error**2) / 2, q
 
-    def update(self, batches):
+    def update(self, batches, i):
         config, batch = self.config, batches[0]
         select = self.q(self.params if config.double else self.target_params, batch.next_obs)
         q_next = self.q(self.target_params, batch.next_obs)[np.arange(config.batch_size), select.argmax(axis=-1)]
@@ -218,28 +223,28 @@ class ReferenceSAC(ReferenceActorCritic):
         super().__init__(config, state)
         self.alpha_adam = Adam(self.params.log_alpha)
 
-    def sample(self, actor, obs):
-        """Action [batch_size, 2] and log-prob [batch_size] for the known noise."""
+    def sample(self, actor, obs, noise):
+        """Action [batch_size, 2] and log-prob [batch_size]."""
         torso, heads = actor["params"]["Torso_0"], (actor["params"]["Dense_0"], actor["params"]["Dense_1"])
         mean, log_std = (mlp(torso, head, obs, self.config.activation) for head in heads)
         std = np.exp(np.clip(log_std, -20, 2))
-        noise = np.asarray(known_noise(None, mean.shape), np.float64)
         x = mean + std * noise
         density = -0.5 * noise**2 - np.log(std) - 0.5 * np.log(2 * np.pi) - np.log(1 - np.tanh(x) ** 2)
         return np.tanh(x), density.sum(axis=-1)
 
-    def update(self, batches):
+    def update(self, batches, i):
         config, batch, alpha = self.config, batches[0], np.exp(self.params.log_alpha)
-        next_action, next_log_prob = self.sample(self.params.actor, batch.next_obs)
+        target_noise, noise = noise_of(config, 2)[i]
+        next_action, next_log_prob = self.sample(self.params.actor, batch.next_obs, target_noise)
         q_next = self.q(self.target_params, batch.next_obs, next_action).min(axis=-1)
         target = self.target(batch, q_next - alpha * next_log_prob)
         metrics = self.update_critic(target, batch)
 
         def actor_loss(actor):
-            action, log_prob = self.sample(actor, batch.obs)
+            action, log_prob = self.sample(actor, batch.obs, noise)
             return np.mean(alpha * log_prob - self.q(self.params.critic, batch.obs, action).min(axis=-1))
 
-        entropy = -self.sample(self.params.actor, batch.obs)[1].mean()
+        entropy = -self.sample(self.params.actor, batch.obs, noise)[1].mean()
         metrics |= self.update_actor(actor_loss) | {"entropy": entropy, "alpha": alpha}
         # d/d log_alpha of alpha * (entropy - target); two dimensions
         grads = alpha * (entropy - 2 * config.target_entropy)
@@ -254,10 +259,9 @@ class ReferenceTD3(ReferenceActorCritic):
         super().__init__(config, state)
         self.batches_per_update = config.policy_delay
 
-    def update(self, batches):
+    def update(self, batches, i):
         config, records = self.config, []
-        for batch in batches:
-            noise = np.asarray(known_noise(None, (config.batch_size, 2)), np.float64)
+        for batch, noise in zip(batches, noise_of(config, config.policy_delay)[i], strict=True):
             smoothing = np.clip(config.target_noise * noise, -config.target_noise_clip, config.target_noise_clip)
             next_action = np.tanh(self.mlp(self.target_params.actor, batch.next_obs))
             next_action = np.clip(next_action + smoothing, -1, 1)
@@ -278,7 +282,7 @@ REFERENCES = {"dqn": ReferenceDQN, "sac": ReferenceSAC, "td3": ReferenceTD3}
 def batches_of(config, state):
     """What `newest` returns in the one cycle of an iteration, normalised as the networks see it."""
     shape = (config.gradient_steps, config.batch_size)
-    batch = jax.tree.map(np.asarray, newest(state.buffer, None, shape, config.n_step))
+    batch = jax.tree.map(np.asarray, newest(state.buffer, np.zeros(shape, int), config.n_step))
     batch = batch.replace(
         obs=normalized(state.obs_statistics, batch.obs), next_obs=normalized(state.obs_statistics, batch.next_obs)
     )
@@ -286,8 +290,8 @@ def batches_of(config, state):
 
 
 def obs_of(state):
-    """All of the buffer, as the networks see it."""
-    return normalized(state.obs_statistics, state.buffer.transitions.obs)
+    """All of the buffer."""
+    return read(state.buffer, np.arange(state.buffer.capacity)).obs
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -299,15 +303,16 @@ def test_iterations_equal_numpy(case, monkeypatch):
     algorithm = module.make(config)
     state = jax.jit(algorithm.init)(jax.random.key(1))
     reference = REFERENCES[script](config, state)
-    monkeypatch.setattr(module, "sample", newest)
+    monkeypatch.setattr(module, "read", newest)
     monkeypatch.setattr(jax.random, "normal", known_noise)
     step, act, value = jax.jit(algorithm.step), jax.jit(algorithm.act), jax.jit(algorithm.value)
     for iteration in range(NUM_ITERATIONS):
         state, metrics = step(state, iteration)
         batches, records = batches_of(config, state), []
         assert any(batch.terminated.any() for batch in batches)
-        for i in range(0, config.gradient_steps, reference.batches_per_update):
-            records.append(reference.update(batches[i : i + reference.batches_per_update]))
+        size = reference.batches_per_update
+        for i in range(config.gradient_steps // size):
+            records.append(reference.update(batches[i * size : (i + 1) * size], i))
         expected = {name: np.mean([record[name] for record in records]) for name in records[0]}
         expected |= reference.end_iteration(iteration)
         assert metrics.keys() - expected.keys() == {"episode_return", "episode_length", "num_episodes"}
@@ -316,6 +321,7 @@ def test_iterations_equal_numpy(case, monkeypatch):
         reference.close(state)
         if script == "sac" and config.alpha_learning_rate == 0:
             assert state.params.log_alpha == jnp.log(jnp.float32(config.alpha)), "a fixed temperature stays bit-equal"
-        obs = state.buffer.transitions.obs
-        for actual, x in zip((act(state, obs), value(state, obs)), reference.act_and_value(obs_of(state)), strict=True):
+        obs = obs_of(state)
+        expected = reference.act_and_value(normalized(state.obs_statistics, obs))
+        for actual, x in zip((act(state, obs), value(state, obs)), expected, strict=True):
             np.testing.assert_allclose(actual, x, rtol=1e-3, atol=1e-3)

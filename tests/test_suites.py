@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnax.environments import spaces
 from helpers import capture, rank_promotion
 
 from common.environment import Environment, make_env
@@ -177,7 +178,7 @@ class Numbers:
     """An episode shows the number that its reset drew, and ends by itself after `length` steps."""
 
     max_episode_steps, reset_period = None, 0
-    action_space = None
+    action_space = spaces.Discrete(2)
 
     def __init__(self, length):
         self.length = length
@@ -227,6 +228,13 @@ def test_starts_of_a_lane_among_others_are_those_of_the_lane_alone():
     run = lambda seed: numbers_of(period=6, length=5, num_envs=3, num_steps=100, seed=seed)  # noqa: E731
     together = jax.jit(jax.vmap(run))(jnp.arange(3))
     np.testing.assert_array_equal(together[2], run(2))
+
+
+@pytest.mark.parametrize(("options", "period"), [({}, 50), ({"max_episode_steps": 20}, 20), ({"reset_period": 3}, 3)])
+def test_a_period_that_a_suite_leaves_open_is_the_time_limit(options, period):
+    suite = Numbers(100)
+    suite.max_episode_steps, suite.reset_period = 50, None
+    assert Environment(suite, **options).reset_period == period
 
 
 def loops_around(primitive, jaxpr, num_loops=0):

@@ -3,7 +3,7 @@
 import json
 import os
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import gymnax
 import jax
@@ -168,7 +168,7 @@ VALUES = SIGNALS[:, 0] / (1 - GAMMA * np.array([1.0, 1.0, 0.75, 0.75]))
 def signal_values(module, **changes):
     """Learned values of the four signals when they are seen, [num_seeds, 4], and of the two steps that follow."""
     fields = {"learning_rate": 0.01, "gamma": GAMMA, "gae_lambda": 0.5, "ent_coef": 0.0, "hidden_sizes": (16,)}
-    config = module.Config("Probe-Signal", 40_000, 16, 20, num_minibatches=2, **fields, **changes)
+    config = module.Config("Probe-Signal", 80_000, 16, 20, num_minibatches=2, **fields, **changes)
     algorithm, state, _ = trained(module, config)
 
     def values(state):
@@ -268,7 +268,8 @@ def soft(i):
     """Of a temperature: the probability of action 1 in each room, and the value, [num_seeds, 3] each."""
     algorithm, state, _ = trained(sac_discrete, SOFT, tuple((("alpha", alpha),) for alpha in ALPHAS))
     state, obs = jax.tree.map(lambda x: x[i], state), jnp.eye(3)
-    actor = sac_discrete.Actor(2, SOFT.hidden_sizes, SOFT.activation, SOFT.layer_norm, SOFT.torso)
+    torso = partial(sac_discrete.Torso, SOFT.hidden_sizes, SOFT.activation, SOFT.layer_norm, SOFT.torso)
+    actor = sac_discrete.Actor(2, torso)
     probs = jax.vmap(lambda state: actor.apply(state.params.actor, obs).probs[:, 1])(state)
     return np.asarray(probs), np.asarray(jax.vmap(algorithm.value, in_axes=(0, None))(state, obs))
 

@@ -8,8 +8,8 @@ Implementation details (Huang et al. 2022, "The 37 Implementation Details of PPO
   - Continuous actions: state-independent log_std; the environment gets clipped actions.
   - The memory is zero where an episode begins. A sequence starts from the memory that its rollout
     started from, and gradients stop there.
-  - target_kl, optional (Dossa et al. 2021): a minibatch whose approx_kl, before its update, is above
-    1.5 * target_kl (factor of Spinning Up) ends the updates of the iteration and makes none.
+  - target_kl, optional (Dossa et al. 2021): the first minibatch with approx_kl > 1.5 * target_kl
+    (the factor of Spinning Up) ends the updates of the iteration and is not used.
   - LayerNorm, optional (Lyle et al. 2023, arXiv:2303.01486).
   - SimBa, optional: residual blocks (Lee et al. 2025, arXiv:2410.09754), without weight decay.
 
@@ -25,7 +25,7 @@ Metrics, mean over the updates of an iteration unless stated otherwise:
   approx_kl: mean of (ratio - 1) - log ratio (Schulman 2020)
   clip_fraction: share of ratios outside 1 +- clip_eps
   grad_norm: global norm before clipping
-  num_updates: number of updates in the iteration, if target_kl is set
+  num_updates: number of updates in the iteration
   explained_variance: 1 - Var[target - value] / Var[target], before the first update
 
 Run: python variants/ppo_rnn.py --env MemoryChain-bsuite --num-seeds 16 (--help lists every setting)
@@ -34,6 +34,7 @@ Run: python variants/ppo_rnn.py --env MemoryChain-bsuite --num-seeds 16 (--help 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -47,9 +48,11 @@ from flax import struct
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
 from common.config import Fraction, NonNegative, Positive, validate
-from common.environment import episode_metrics, make_env, scale_action
+from common.environment import clear_episodes, episode_metrics, make_env, scale_action
 from common.initializers import orthogonal
+from common.loops import unroll
 from common.normalization import init_reward_scaling, init_statistics, normalize, scale_rewards, update_statistics
+from common.random import shuffle
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -240,7 +243,10 @@ class Torso(nn.Module):
 
 
 class Memory(nn.Module):
-    """A GRU: features of all observations of an episode up to now, which are also the memory after them."""
+    """A GRU: features of all observations of an episode up to now, which are also the memory after them.
+
+    `memory` [..., memory_size] is that before x, or before the first x of sequences [num_steps, ...] that have `done`.
+    """
 
     @nn.compact
     def __call__(self, x: jax.Array, memory: jax.Array, done: jax.Array | None) -> jax.Array:
@@ -261,44 +267,35 @@ class Memory(nn.Module):
         return jax.lax.scan(advance, memory, (x, done))[1]  # [num_steps, num_rows, memory_size]
 
 
-TwinMemory = nn.vmap(  # two that share nothing: params [2, ...], memory [..., 2, memory_size]
-    Memory, in_axes=(-2, -2, None), out_axes=-2, axis_size=2, variable_axes={"params": 0}, split_rngs={"params": True}
-)
-
-
-class ActorCritic(nn.Module):
-    """Policy and value: two networks without shared parameters, each with a memory.
-
-    One step has obs [*leading, *obs_shape] and memory [*leading, 2, memory_size]. Sequences have `num_steps` before the
-    shape of obs, and `done` [num_steps, num_rows], after which the memory is zero. Returns the memory after each obs.
-    """
+class Actor(nn.Module):
+    """The policy."""
 
     num_outputs: int  # number of actions, or action_dim
     is_discrete: bool
-    obs_shape: tuple[int, ...]
-    hidden_sizes: tuple[int, ...]
-    activation: str
-    layer_norm: bool
-    torso: str
+    torso: Callable  # () -> Torso
 
     @nn.compact
     def __call__(
         self, obs: jax.Array, memory: jax.Array, done: jax.Array | None = None
-    ) -> tuple[distrax.Distribution, jax.Array, jax.Array]:
-        torso = self.obs_shape, self.hidden_sizes, self.activation, self.layer_norm, self.torso
-        x = [Torso(*torso)(obs) for _ in range(2)]
-        memory = TwinMemory()(jnp.stack(x, axis=-2), memory, done)
-
-        x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(memory[..., 0, :])  # [*leading, num_outputs]
+    ) -> tuple[distrax.Distribution, jax.Array]:
+        memory = x = Memory()(self.torso()(obs), memory, done)
+        x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(x)  # [*leading, num_outputs]
         if self.is_discrete:
-            policy = distrax.Categorical(logits=x)
-        else:
-            log_std = self.param("log_std", nn.initializers.zeros, (self.num_outputs,), jnp.float32)
-            std = jnp.exp(jnp.clip(log_std, -20.0, 2.0))
-            policy = distrax.MultivariateNormalDiag(x, jnp.broadcast_to(std, x.shape))
+            return distrax.Categorical(logits=x), memory
+        log_std = self.param("log_std", nn.initializers.zeros, (self.num_outputs,), jnp.float32)
+        std = jnp.exp(jnp.clip(log_std, -20.0, 2.0))
+        return distrax.MultivariateNormalDiag(x, jnp.broadcast_to(std, x.shape)), memory
 
-        value = nn.Dense(1, kernel_init=orthogonal(1.0))(memory[..., 1, :]).squeeze(-1)  # [*leading]
-        return policy, value, memory
+
+class Critic(nn.Module):
+    """The value of an observation."""
+
+    torso: Callable  # () -> Torso
+
+    @nn.compact
+    def __call__(self, obs: jax.Array, memory: jax.Array, done: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+        memory = Memory()(self.torso()(obs), memory, done)
+        return nn.Dense(1, kernel_init=orthogonal(1.0))(memory).squeeze(-1), memory  # [*leading]
 
 
 # -- Data ------------------------------------------------------------------------------------------
@@ -309,35 +306,42 @@ class Transition:
     """One step of every environment; a rollout stacks num_steps of them."""
 
     obs: jax.Array  # [num_envs, *obs_shape], not normalised
-    memory: jax.Array  # [num_envs, 2, memory_size], before obs
     action: jax.Array  # [num_envs] int, or [num_envs, action_dim] as sampled
     reward: jax.Array  # [num_envs]
     terminated: jax.Array  # [num_envs] bool, no successor state
     truncated: jax.Array  # [num_envs] bool, cut by a time limit
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
-    next_memory: jax.Array  # [num_envs, 2, memory_size], after obs, also where the episode ended
-    log_prob: jax.Array  # [num_envs], of the action when sampled
-    value: jax.Array  # [num_envs], of obs
 
 
 @struct.dataclass
 class Batch:
-    """The rows of a rollout are its environments; a minibatch holds some of them."""
+    """Environments of a rollout, [num_steps, num_rows, ...] each; a minibatch holds some of them."""
 
-    transitions: Transition  # [num_steps, num_rows, ...]
-    advantage: jax.Array  # [num_steps, num_rows], not normalised
-    target: jax.Array  # [num_steps, num_rows], of the value
+    transitions: Transition
+    log_prob: jax.Array  # of the action when sampled
+    value: jax.Array  # of obs, before the first update
+    advantage: jax.Array  # not normalised
+    target: jax.Array  # of the value
+    memory: jax.Array  # [1, num_rows, 2, memory_size], before the first step
+
+
+@struct.dataclass
+class Params:
+    """The trained parameters."""
+
+    actor: Any  # of Actor
+    critic: Any  # of Critic
 
 
 @struct.dataclass
 class State:
     """Everything that one lane carries from iteration to iteration; a checkpoint saves it."""
 
-    params: Any  # of ActorCritic
+    params: Params
     opt_state: optax.OptState
     env_state: Any  # [num_envs, ...]
     obs: jax.Array  # [num_envs, *obs_shape]
-    memory: jax.Array  # [num_envs, 2, memory_size], before obs
+    memory: jax.Array  # [num_envs, 2, memory_size], of the actor and the critic, before obs
     key: jax.Array  # []
     obs_statistics: Any  # RunningStatistics if normalize_obs, else None
     reward_scaling: Any  # RewardScaling if normalize_reward, else None
@@ -356,14 +360,15 @@ class Algorithm(NamedTuple):
 # -- Algorithm -------------------------------------------------------------------------------------
 
 
-def gae(transitions: Transition, next_value: jax.Array, gamma: float, gae_lambda: float) -> tuple[jax.Array, jax.Array]:
-    """Generalised advantage estimation (Schulman et al. 2016, eq. 16).
+def gae(
+    transitions: Transition, value: jax.Array, next_value: jax.Array, gamma: float, gae_lambda: float
+) -> tuple[jax.Array, jax.Array]:
+    """Advantages and targets of the value (GAE, Schulman et al. 2016, eq. 16).
 
-    next_value is the value of next_obs; it and transitions are [num_steps, num_envs].
-    Returns advantage and target (of the value), each [num_steps, num_envs].
+    value and next_value are those of obs and next_obs; all arrays are [num_steps, num_envs].
     """
     next_value = jnp.where(transitions.terminated, 0.0, next_value)
-    delta = transitions.reward + gamma * next_value - transitions.value
+    delta = transitions.reward + gamma * next_value - value
     decay = jnp.where(transitions.terminated | transitions.truncated, 0.0, gamma * gae_lambda)
 
     def accumulate(advantage, inputs):
@@ -371,20 +376,9 @@ def gae(transitions: Transition, next_value: jax.Array, gamma: float, gae_lambda
         advantage = delta + decay * advantage
         return advantage, advantage
 
-    _, advantage = jax.lax.scan(accumulate, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)
-    return advantage, advantage + transitions.value
-
-
-def shuffle(key: jax.Array, num_rows: int) -> jax.Array:
-    """The row numbers 0 to num_rows - 1 in random order, [num_rows] uint32.
-
-    Sorts one uint32 per row, random bits above the row number: on a CPU several times faster than
-    `jax.random.permutation`. Ties keep their order, which matters only across a minibatch boundary:
-    at 1 boundary in 33,000 for 512 rows, at 1 in 128 for 8,192.
-    """
-    row_bits = (num_rows - 1).bit_length()
-    random_bits = jax.random.bits(key, (num_rows,), jnp.uint32) >> row_bits << row_bits
-    return jnp.sort(random_bits | jnp.arange(num_rows, dtype=jnp.uint32)) & (2**row_bits - 1)
+    zeros = jnp.zeros_like(delta[0])
+    _, advantage = jax.lax.scan(accumulate, zeros, (delta, decay), reverse=True, unroll=unroll())
+    return advantage, advantage + value
 
 
 def make(config: Config) -> Algorithm:
@@ -400,26 +394,30 @@ def make(config: Config) -> Algorithm:
     env = make_env(config.env)
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]
-    torso = config.hidden_sizes, config.activation, config.layer_norm, config.torso
-    network = ActorCritic(num_outputs, is_discrete, env.obs_shape, *torso)
+    draw_noise = jax.random.gumbel if is_discrete else jax.random.normal
+    torso = partial(Torso, env.obs_shape, config.hidden_sizes, config.activation, config.layer_norm, config.torso)
+    actor, critic = Actor(num_outputs, is_discrete, torso), Critic(torso)
+    initial_memory = lambda num_envs: jnp.zeros((num_envs, 2, config.memory_size), jnp.float32)  # noqa: E731
 
     num_updates = config.num_iterations * config.num_epochs * config.num_minibatches
     annealed = optax.linear_schedule(config.learning_rate, 0.0, num_updates)
     learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     optimizer = optax.chain(clip, optax.adam(learning_rate, eps=config.adam_eps))
-    may_stop = isinstance(config.target_kl, jax.Array) or config.target_kl > 0
 
     def init(key):
-        params_key, reset_key, key = jax.random.split(key, 3)
-        params = network.init(params_key, jnp.zeros((1, *env.obs_shape)), initial_memory(1))
+        actor_key, critic_key, reset_key, key = jax.random.split(key, 4)
         obs, env_state = env.reset(jax.random.split(reset_key, config.num_envs))
+        memory = initial_memory(config.num_envs)
+        params = Params(
+            actor=actor.init(actor_key, obs, memory[:, 0]), critic=critic.init(critic_key, obs, memory[:, 1])
+        )
         return State(
             params=params,
             opt_state=optimizer.init(params),
             env_state=env_state,
             obs=obs,
-            memory=initial_memory(config.num_envs),
+            memory=memory,
             key=key,
             obs_statistics=init_statistics(env.obs_shape) if config.normalize_obs else None,
             reward_scaling=init_reward_scaling(config.num_envs) if config.normalize_reward else None,
@@ -428,42 +426,43 @@ def make(config: Config) -> Algorithm:
     def preprocess(state, obs):
         return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
-    def initial_memory(num_envs):
-        return jnp.zeros((num_envs, 2, config.memory_size), jnp.float32)
-
     def act(state, obs, memory, key=None):
-        policy, _, memory = network.apply(state.params, preprocess(state, obs), memory)
+        obs = preprocess(state, obs)
+        policy, actor_memory = actor.apply(state.params.actor, obs, memory[..., 0, :])
+        _, critic_memory = critic.apply(state.params.critic, obs, memory[..., 1, :])
         action = policy.mode() if key is None else policy.sample(seed=key)
-        return action if is_discrete else scale_action(action, env.action_space), memory
+        action = action if is_discrete else scale_action(action, env.action_space)
+        return action, jnp.stack([actor_memory, critic_memory], axis=-2)
 
     def value(state, obs, memory):
-        return network.apply(state.params, preprocess(state, obs), memory)[1]
+        return critic.apply(state.params.critic, preprocess(state, obs), memory[..., 1, :])[0]
 
-    def explore(state, keys):
-        action_key, env_keys = keys
-        policy, v, memory = network.apply(state.params, preprocess(state, state.obs), state.memory)
-        action, log_prob = policy.sample_and_log_prob(seed=action_key)
-        env_action = action if is_discrete else scale_action(action, env.action_space)
+    def explore(state, inputs):
+        noise, env_keys = inputs
+        policy, memory = actor.apply(state.params.actor, preprocess(state, state.obs), state.memory[:, 0])
+        if is_discrete:
+            action = env_action = (policy.logits + noise).argmax(axis=-1)  # Gumbel noise: a sample
+        else:
+            action = policy.mean() + policy.stddev() * noise
+            env_action = scale_action(action, env.action_space)
         obs, env_state, reward, terminated, truncated, info = env.step(env_keys, state.env_state, env_action)
         transition = Transition(
             obs=state.obs,
-            memory=state.memory,
             action=action,
             reward=reward,
             terminated=terminated,
             truncated=truncated,
-            next_obs=info.pop("final_observation"),
-            next_memory=memory,
-            log_prob=log_prob,
-            value=v,
+            next_obs=info["final_observation"],
         )
-        memory = jnp.where((terminated | truncated)[:, None, None], 0.0, memory)
-        return state.replace(env_state=env_state, obs=obs, memory=memory), (transition, info)
+        memory = state.memory.at[:, 0].set(jnp.where((terminated | truncated)[:, None], 0.0, memory))
+        return state.replace(env_state=env_state, obs=obs, memory=memory), transition
 
     def loss(params, state, batch):
-        old = batch.transitions  # as collected, before the first update
-        policy, v, _ = network.apply(params, preprocess(state, old.obs), old.memory[0], old.terminated | old.truncated)
-        log_ratio = policy.log_prob(old.action) - old.log_prob  # [num_steps, num_rows]
+        obs = preprocess(state, batch.transitions.obs)
+        done = batch.transitions.terminated | batch.transitions.truncated
+        policy, _ = actor.apply(params.actor, obs, batch.memory[0, :, 0], done)
+        v, _ = critic.apply(params.critic, obs, batch.memory[0, :, 1], done)
+        log_ratio = policy.log_prob(batch.transitions.action) - batch.log_prob
         ratio = jnp.exp(log_ratio)
         advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
         clipped_ratio = jnp.clip(ratio, 1 - config.clip_eps, 1 + config.clip_eps)
@@ -471,7 +470,7 @@ def make(config: Config) -> Algorithm:
 
         error = (v - batch.target) ** 2
         if config.clip_value:
-            clipped_v = old.value + jnp.clip(v - old.value, -config.clip_eps, config.clip_eps)
+            clipped_v = batch.value + jnp.clip(v - batch.value, -config.clip_eps, config.clip_eps)
             error = jnp.maximum(error, (clipped_v - batch.target) ** 2)
         value_loss = 0.5 * error.mean()
 
@@ -492,37 +491,38 @@ def make(config: Config) -> Algorithm:
         metrics["grad_norm"] = optax.tree.norm(grads)
         return state.replace(params=params, opt_state=opt_state), metrics
 
-    def update_or_stop(carry, batch):
+    def update_or_stop(batch, carry, rows):
         state, goes_on = carry
-        updated, metrics = update(state, batch)
-        if may_stop:
-            goes_on &= (config.target_kl == 0) | (metrics["approx_kl"] <= 1.5 * config.target_kl)
-            updated = jax.lax.cond(goes_on, lambda: updated, lambda: state)
-        return (updated, goes_on), (metrics, goes_on)
+        updated, metrics = update(state, jax.tree.map(lambda x: x[:, rows], batch))
+        goes_on &= (config.target_kl == 0) | (metrics["approx_kl"] <= 1.5 * config.target_kl)
+        state = jax.lax.cond(goes_on, lambda: updated, lambda: state)
+        return (state, goes_on), (metrics, goes_on)
 
-    def learn(state, transitions):
+    def learn(state, memory, transitions):
+        done = transitions.terminated | transitions.truncated
         if config.normalize_reward:
-            done = transitions.terminated | transitions.truncated
             scaling, reward = scale_rewards(state.reward_scaling, transitions.reward, done, config.gamma)
             state, transitions = state.replace(reward_scaling=scaling), transitions.replace(reward=reward)
-        next_value = value(state, transitions.next_obs, transitions.next_memory)  # [num_steps, num_envs]
-        advantage, target = gae(transitions, next_value, config.gamma, config.gae_lambda)
-        batch = Batch(transitions, advantage, target)
+        obs, next_obs = preprocess(state, transitions.obs), preprocess(state, transitions.next_obs)
+        policy, _ = actor.apply(state.params.actor, obs, memory[:, 0], done)
+        log_prob = policy.log_prob(transitions.action)  # [num_steps, num_envs]
+        v, after_obs = critic.apply(state.params.critic, obs, memory[:, 1], done)
+        next_value, _ = critic.apply(state.params.critic, next_obs, after_obs)
+        state = state.replace(memory=state.memory.at[:, 1].set(jnp.where(done[-1][:, None], 0.0, after_obs[-1])))
+        advantage, target = gae(transitions, v, next_value, config.gamma, config.gae_lambda)
+        batch = Batch(
+            transitions=transitions, log_prob=log_prob, value=v, advantage=advantage, target=target, memory=memory[None]
+        )
 
         key, shuffle_key = jax.random.split(state.key)
         epoch_keys = jax.random.split(shuffle_key, config.num_epochs)
         rows = jax.vmap(shuffle, in_axes=(0, None))(epoch_keys, num_rows)  # [num_epochs, num_rows]
         rows = rows.reshape(-1, num_rows // config.num_minibatches)  # one minibatch per update
-        state = state.replace(key=key)
-        carry = state, jnp.bool_(True) if may_stop else None
-        (state, _), (metrics, is_update) = jax.lax.scan(
-            lambda carry, rows: update_or_stop(carry, jax.tree.map(lambda x: x[:, rows], batch)), carry, rows
-        )
+        carry = state.replace(key=key), jnp.bool_(True)
+        (state, _), (metrics, is_update) = jax.lax.scan(partial(update_or_stop, batch), carry, rows)
         metrics = jax.tree.map(lambda x: x.mean(where=is_update), metrics)
-        if may_stop:
-            metrics["num_updates"] = is_update.sum(dtype=jnp.float32)
-        unexplained = (batch.target - batch.transitions.value).var() / (batch.target.var() + 1e-8)
-        metrics["explained_variance"] = 1 - unexplained
+        metrics["num_updates"] = is_update.sum(dtype=jnp.float32)
+        metrics["explained_variance"] = 1 - (target - v).var() / (target.var() + 1e-8)
         if config.normalize_obs:
             statistics = update_statistics(state.obs_statistics, transitions.obs)
             state = state.replace(obs_statistics=statistics)
@@ -530,14 +530,15 @@ def make(config: Config) -> Algorithm:
 
     def step(state, iteration):
         del iteration  # the learning rate's schedule counts updates in opt_state
-        key, action_key, env_key = jax.random.split(state.key, 3)
-        keys = (
-            jax.random.split(action_key, config.num_steps),
-            jax.random.split(env_key, (config.num_steps, config.num_envs)),
-        )
-        state, (transitions, info) = jax.lax.scan(explore, state.replace(key=key), keys)
-        state, metrics = learn(state, transitions)
-        return state, episode_metrics(info) | metrics
+        key, noise_key, env_key = jax.random.split(state.key, 3)
+        shape = config.num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        noise = draw_noise(noise_key, (*shape, num_outputs), jnp.float32)
+        inputs = noise, jax.random.split(env_key, shape)
+        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
+        memory = state.memory
+        state, transitions = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
+        state, metrics = learn(state, memory, transitions)
+        return state, episode_metrics(state.env_state) | metrics
 
     return Algorithm(init, step, act, value, initial_memory)
 

@@ -30,6 +30,7 @@ Run: python variants/sac_discrete.py --env CartPole-v1 --num-seeds 16 (--help li
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -42,10 +43,11 @@ import optax
 from flax import struct
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
-from common.buffer import Buffer, add, init_buffer, sample
+from common.buffer import Buffer, add, draw_rows, init_buffer, read
 from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
-from common.environment import episode_metrics, make_env
+from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
+from common.loops import scan_mean
 from common.normalization import init_statistics, normalize, update_statistics
 
 # -- Config ----------------------------------------------------------------------------------------
@@ -152,15 +154,12 @@ class Actor(nn.Module):
     """The policy."""
 
     num_actions: int
-    hidden_sizes: tuple[int, ...]
-    activation: str
-    layer_norm: bool
-    torso: str
+    torso: Callable  # () -> Torso
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> distrax.Distribution:
         x = obs.astype(jnp.float32)
-        x = Torso(self.hidden_sizes, self.activation, self.layer_norm, self.torso)(x)
+        x = self.torso()(x)
         return distrax.Categorical(logits=nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x))
 
 
@@ -168,15 +167,12 @@ class Critic(nn.Module):
     """The Q value of each action."""
 
     num_actions: int
-    hidden_sizes: tuple[int, ...]
-    activation: str
-    layer_norm: bool
-    torso: str
+    torso: Callable  # () -> Torso
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
         x = obs.astype(jnp.float32)
-        x = Torso(self.hidden_sizes, self.activation, self.layer_norm, self.torso)(x)
+        x = self.torso()(x)
         return nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(x)  # [..., num_actions]
 
 
@@ -256,8 +252,8 @@ def make(config: Config) -> Algorithm:
         raise ValueError(f"{config.env} has observations of shape {env.obs_shape}, not vectors; use dqn.py or ppo.py")
     num_actions = env.action_space.n
     max_entropy = np.float32(np.log(num_actions))  # that of the uniform policy
-    torso = config.hidden_sizes, config.activation, config.layer_norm, config.torso
-    actor, critic = Actor(num_actions, *torso), TwinCritic(num_actions, *torso)
+    torso = partial(Torso, config.hidden_sizes, config.activation, config.layer_norm, config.torso)
+    actor, critic = Actor(num_actions, torso), TwinCritic(num_actions, torso)
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),
@@ -266,6 +262,7 @@ def make(config: Config) -> Algorithm:
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
     num_prefill_steps = config.learning_starts // config.num_envs
+    rows_shape = num_cycles, config.cycle_updates, config.batch_size
 
     def init(key):
         actor_key, critic_key, reset_key, action_key, env_key, key = jax.random.split(key, 6)
@@ -308,7 +305,7 @@ def make(config: Config) -> Algorithm:
     def env_step(state, inputs):
         action, env_keys = inputs
         obs, env_state, reward, terminated, truncated, info = env.step(env_keys, state.env_state, action)
-        next_obs = info.pop("final_observation")
+        next_obs = info["final_observation"]
         transition = Transition(obs=state.obs, action=action, reward=reward, terminated=terminated, next_obs=next_obs)
         if config.n_step > 1:
             transition = transition.replace(truncated=truncated)
@@ -316,11 +313,13 @@ def make(config: Config) -> Algorithm:
         if config.normalize_obs:
             statistics = update_statistics(state.obs_statistics, transition.obs)
             state = state.replace(obs_statistics=statistics)
-        return state, info
+        return state, None
 
-    def explore(state, keys):
-        action_key, env_keys = keys
-        return env_step(state, (act(state, state.obs, action_key), env_keys))
+    def explore(state, inputs):
+        noise, env_keys = inputs
+        policy = actor.apply(state.params.actor, preprocess(state, state.obs))
+        action = (policy.logits + noise).argmax(axis=-1)  # a sample of the policy, as noise is Gumbel's
+        return env_step(state, (action, env_keys))
 
     def critic_loss(critic_params, state, batch):
         next_obs = preprocess(state, batch.next_obs)
@@ -362,27 +361,25 @@ def make(config: Config) -> Algorithm:
         target_params = optax.incremental_update(state.params.critic, state.target_params, config.tau)
         return state.replace(target_params=target_params), critic_metrics | actor_metrics | alpha_metrics
 
-    def learn(state, key):
-        window = config.n_step, config.num_envs, config.gamma
-        batches = sample(state.buffer, key, (config.cycle_updates, config.batch_size), *window)
-        return jax.lax.scan(update, state, batches)
+    def learn(state, rows):
+        batches = read(state.buffer, rows, config.n_step, config.num_envs, config.gamma)
+        return scan_mean(update, state, batches)
 
-    def cycle(state, keys):
-        action_keys, env_keys, learn_key = keys
-        state, info = jax.lax.scan(explore, state, (action_keys, env_keys))
-        state, metrics = learn(state, learn_key)
-        return state, (info, metrics)
+    def cycle(state, inputs):
+        explore_inputs, rows = inputs
+        state, _ = jax.lax.scan(explore, state, explore_inputs, unroll=env.unroll)
+        return learn(state, rows)
 
     def step(state, iteration):
         del iteration  # nothing follows a schedule
-        key, action_key, env_key, learn_key = jax.random.split(state.key, 4)
-        keys = (
-            jax.random.split(action_key, (num_cycles, num_steps)),
-            jax.random.split(env_key, (num_cycles, num_steps, config.num_envs)),
-            jax.random.split(learn_key, num_cycles),
-        )
-        state, (info, metrics) = jax.lax.scan(cycle, state.replace(key=key), keys)
-        return state, episode_metrics(info) | jax.tree.map(jnp.mean, metrics)
+        key, explore_key, env_key, row_key = jax.random.split(state.key, 4)
+        shape = num_cycles, num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        noise = jax.random.gumbel(explore_key, (*shape, num_actions), jnp.float32)
+        explore_inputs = noise, jax.random.split(env_key, shape)
+        rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
+        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
+        state, metrics = scan_mean(cycle, state, (explore_inputs, rows))
+        return state, episode_metrics(state.env_state) | metrics
 
     return Algorithm(init, step, act, value)
 

@@ -28,7 +28,7 @@ def names() -> list[str]:
 class Suite:
     """One environment. A Discrete observation becomes a one-hot float32 vector."""
 
-    reset_period = 0
+    reset_period, is_small = 0, True
 
     def __init__(self, name: str, **options: Any):
         env, params = gymnax.make(name)

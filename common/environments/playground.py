@@ -41,7 +41,7 @@ class Suite:
         self.repeat = int(config.action_repeat)
         self.max_episode_steps = int(config.episode_length) // self.repeat
         # The resets of some of these simulate 200 steps; only the limit ends an episode of the control suite.
-        self.reset_period = self.max_episode_steps if name in dm_control_suite.ALL_ENVS else 64
+        self.reset_period = None if name in dm_control_suite.ALL_ENVS else 64
         self.action_space = spaces.Box(-1.0, 1.0, (self.env.action_size,))
 
     def reset(self, key: jax.Array):

@@ -1,0 +1,174 @@
+"""Kernels that an iteration of a script launches on a GPU, counted without a GPU.
+
+    python -m venv cuda && cuda/bin/pip install -r requirements.txt "jax[cuda13]"  # 5 GB
+    cuda/bin/python benchmarks/kernels.py                                          # the table of README.md
+    cuda/bin/python benchmarks/kernels.py ppo --list                               # every kernel, loop by loop
+    cuda/bin/python benchmarks/kernels.py ppo --settings '{"env": "Pendulum-v1"}'  # other fields of its Config
+
+A single lane on a GPU is bound by launches, about a microsecond each, so this number says how fast it is. XLA compiles
+for the GPU of TARGET, which need not be there. Autotuning needs one and is off: it chooses other kernels on the device,
+but hardly another number of them. A loop's body counts once for each of its rounds, one of unknown length once.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # the check asks the driver, which is not there
+os.environ["JAX_PLATFORMS"] = "cpu,cuda"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_autotune_level=0"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import common  # noqa: F401  # before gymnax starts JAX
+
+jax.default_backend = lambda: "gpu"  # the scripts ask, to unroll their loops
+jax.config.update("jax_default_matmul_precision", "float32")  # as the scripts run
+
+TARGET = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536 block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: 3352320000000 l2_cache_size: 52428800
+  clock_rate_ghz: 1.98 device_memory_size: 84942979072 cuda_compute_capability { major: 9 }
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+# Operations of a compiled program that launch a kernel (or a copy, which costs as much).
+KERNELS = {"fusion", "custom-call", "copy", "sort", "dynamic-update-slice", "dynamic-slice", "dot", "reduce", "gather"}
+KERNELS |= {"scatter", "concatenate", "transpose", "convert", "add", "select", "broadcast", "iota"}
+# The settings of speed.py.
+ACTOR_CRITIC = {
+    "env": "Pendulum-v1",
+    "batch_size": 256,
+    "hidden_sizes": [64, 64],
+    "buffer_size": 100_000,
+    "learning_starts": 256,
+    "steps_per_iteration": 256,
+}
+SETTINGS = {
+    "ppo": {"env": "CartPole-v1", "num_envs": 4, "num_steps": 128, "num_epochs": 4, "num_minibatches": 4},
+    "dqn": {
+        "env": "CartPole-v1",
+        "num_envs": 10,
+        "train_interval": 10,
+        "batch_size": 128,
+        "hidden_sizes": [64, 64],
+        "buffer_size": 10_000,
+        "learning_starts": 1_000,
+        "target_interval": 500,
+        "steps_per_iteration": 1_000,
+    },
+    "sac": ACTOR_CRITIC,
+    "td3": ACTOR_CRITIC,
+}
+
+
+def read_computations(text: str) -> tuple[dict[str, list[str]], str]:
+    """The lines of each computation of a compiled program, by its name, and the name of its entry."""
+    bodies, lines, entry = {}, [], ""
+    for line in text.splitlines():
+        head = re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line)
+        if head:
+            lines = bodies[head.group(2)] = []
+            entry = head.group(2) if head.group(1) else entry
+        elif line.startswith("  "):
+            lines.append(line)
+    return bodies, entry
+
+
+def read_operation(line: str) -> str:
+    """The operation of a line, such as `fusion`."""
+    found = re.search(r"\s([a-z][\w\-]*)\(", line.partition("=")[2])
+    return found.group(1) if found else ""
+
+
+def count(
+    bodies: dict[str, list[str]], name: str, rounds: int = 1, depth: int = 0
+) -> Iterator[tuple[int, str, list[str], int]]:
+    """Depth, name, lines of the kernels and rounds of a computation, and of the loops and branches inside of it."""
+    yield depth, name, [line for line in bodies[name] if read_operation(line).removesuffix("-start") in KERNELS], rounds
+    for line in bodies[name]:
+        operation, rest = read_operation(line), line.partition("=")[2]
+        if operation == "while":
+            length = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
+            body = re.search(r"body=%?([\w.\-]+)", line).group(1)
+            yield from count(bodies, body, rounds * (int(length.group(1)) if length else 1), depth + 1)
+        elif operation in ("call", "conditional"):
+            branches = [branch for branch in re.findall(r"%([\w.\-]+)", rest) if branch in bodies]
+            for branch in branches:
+                yield from count(bodies, branch, rounds, depth + 1)
+
+
+def compile_iteration(script: str, lanes: int, settings: dict) -> tuple[str, int]:
+    """The program of one iteration, compiled for TARGET, as text, and the env steps of one lane in it."""
+    module = importlib.import_module(script)
+    fields = {name: tuple(x) if isinstance(x, list) else x for name, x in settings.items()}
+    config = module.Config(**fields)
+    algorithm = module.make(config)
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology_name="gpu", topology="1x1x1", target_config=TARGET
+    )
+    sharding = NamedSharding(Mesh(np.array(topology.devices[:1]), ("lane",)), PartitionSpec())
+
+    def place(x):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((lanes,), jnp.uint32))
+    state = jax.tree.map(place, jax.eval_shape(jax.vmap(algorithm.init), keys))
+    step = jax.jit(jax.vmap(algorithm.step, in_axes=(0, None)), donate_argnums=0)
+    program = step.lower(state, place(jax.ShapeDtypeStruct((), jnp.int32))).compile()
+    return program.as_text(), config.env_steps(1) - config.env_steps(0)
+
+
+def print_kernels(depth: int, name: str, kernels: list[str], rounds: int) -> None:
+    """Print one computation and its kernels: name, shape and the operation of the script that it comes from."""
+    print(f"{'  ' * depth}{name}: {len(kernels)} x {rounds}")
+    for line in kernels:
+        head, _, rest = line.partition("=")
+        source = re.search(r'op_name="([^"]*)"', line)
+        print(f"{'  ' * depth}  {head.strip():40} {rest.split('(')[0]:50.50} {source.group(1)[-90:] if source else ''}")
+
+
+def main() -> None:
+    """Read the command line, compile, count and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("scripts", nargs="*", default=list(SETTINGS), help="such as ppo; by default the four")
+    parser.add_argument("--lanes", type=int, default=1, help="seeds that the program trains")
+    parser.add_argument("--settings", type=json.loads, default={}, help="JSON, fields of the Config")
+    parser.add_argument("--list", action="store_true", help="also print each kernel")
+    arguments = parser.parse_args()
+    print("| script | lanes | env steps an iteration | kernels an iteration | kernels an env step | compile, s |")
+    print("|---|---|---|---|---|---|")
+    for script in arguments.scripts:
+        started = time.perf_counter()
+        settings = SETTINGS.get(script, {}) | arguments.settings
+        text, steps = compile_iteration(script, arguments.lanes, settings)
+        seconds = time.perf_counter() - started
+        computations = list(count(*read_computations(text)))
+        if arguments.list:
+            for computation in computations:
+                print_kernels(*computation)
+        total = sum(len(kernels) * rounds for _, _, kernels, rounds in computations)
+        print(
+            f"| {script} | {arguments.lanes} | {steps:,} | {total:,} | {total / steps:.1f} | {seconds:.0f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Loops for GPUs, which are bound by the number of kernels that a round launches."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+UNROLL = 8  # rounds of a short loop that a GPU runs as one: half the launches; each doubling doubles the compilation
+
+
+def unroll() -> int:
+    """For `jax.lax.scan(..., unroll=unroll())`, where the body is short: UNROLL on a GPU, 1 elsewhere."""
+    return UNROLL if jax.default_backend() == "gpu" else 1
+
+
+def scan_mean(body: Callable, carry: Any, xs: Any, unroll: int = 1) -> tuple[Any, Any]:
+    """`jax.lax.scan(body, carry, xs)` with the mean of the outputs [] float32 in place of the stacked outputs.
+
+    They are summed in the carry: on a GPU each stacked output would be a kernel of its own in every round.
+    """
+
+    def add(carry_and_total, x):
+        carry, total = carry_and_total
+        carry, outputs = body(carry, x)
+        return (carry, total + jnp.stack(jax.tree.leaves(outputs))), None
+
+    _, shapes = jax.eval_shape(lambda carry, xs: body(carry, jax.tree.map(lambda x: x[0], xs)), carry, xs)
+    leaves, structure = jax.tree.flatten(shapes)
+    (carry, total), _ = jax.lax.scan(add, (carry, jnp.zeros(len(leaves), jnp.float32)), xs, unroll=unroll)
+    return carry, jax.tree.unflatten(structure, total / len(jax.tree.leaves(xs)[0]))

@@ -1,0 +1,57 @@
+"""common/loops.py: what the scripts' loops share, and that a GPU's loops compute the same."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import ENVS, SCRIPTS, small_config
+
+from common.loops import UNROLL, scan_mean, unroll
+
+
+def body(carry, x):
+    """Of structures and shapes that differ."""
+    carry = {"sum": carry["sum"] + x["a"], "key": jax.random.fold_in(carry["key"], x["b"])}
+    outputs = {"b": jnp.float32(x["b"]) ** 2, "a": {"c": carry["sum"].mean(), "noise": jax.random.normal(carry["key"])}}
+    return carry, outputs
+
+
+@pytest.mark.parametrize("num_rounds", [1, 5])
+def test_scan_mean_is_scan_and_the_mean_of_its_outputs(num_rounds):
+    start = {"sum": jnp.zeros(3), "key": jax.random.key(0)}
+    xs = {"a": jnp.arange(3.0 * num_rounds).reshape(num_rounds, 3), "b": jnp.arange(num_rounds)}
+    expected_carry, stacked = jax.lax.scan(body, start, xs)
+    for steps in (1, 4):
+        carry, mean = scan_mean(body, start, xs, unroll=steps)
+        np.testing.assert_array_equal(carry["sum"], expected_carry["sum"])
+        np.testing.assert_array_equal(*(jax.random.key_data(x["key"]) for x in (carry, expected_carry)))
+        assert jax.tree.structure(mean) == jax.tree.structure(stacked)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y.mean(), rtol=1e-6), mean, stacked)
+
+
+def test_an_output_that_is_not_a_number_shows_in_the_mean():
+    _, mean = scan_mean(lambda carry, x: (carry, {"x": x}), (), jnp.array([1.0, jnp.nan, 3.0]))
+    assert np.isnan(mean["x"])
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_an_iteration_whose_loops_are_unrolled_for_a_gpu_is_the_same(script, monkeypatch, compilations):
+    assert unroll() == 1
+    changes = {"num_steps": UNROLL} if script == "ppo" else {}
+    config = small_config(script, 2, env=ENVS[script][0], **changes)
+    states = []
+    for backend in ("cpu", "gpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+        algorithm = importlib.import_module(script).make(config)
+        step = jax.jit(algorithm.step)
+        state = jax.jit(algorithm.init)(jax.random.key(0))
+        states.append((step.lower(state, 0).as_text().count("stablehlo.while"), *step(state, 0)))
+    assert unroll() == UNROLL > 1
+    (num_loops, *expected), (num_left, *actual) = states
+    assert num_left < num_loops, "a loop of at most UNROLL rounds is none when it is unrolled"
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        x, y = (jax.random.key_data(z) if is_key(z) else z for z in (x, y))
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
