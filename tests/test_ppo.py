@@ -282,7 +282,7 @@ def test_an_iteration_equals_numpy(case):
     """Parameters and metrics after two iterations of three updates on the whole batch."""
     config = CASES[case]
     algorithm, init, step = compiled(config)
-    state = init(jax.random.key(0 if config.target_kl else 2))  # with others too little happens: the assertions below say
+    state = init(jax.random.key(0 if config.target_kl else 2))  # others move too little, as asserted below
     if "log_std" in state.params.actor["params"]:  # narrow, so that the box clips no action; different per dimension
         actor = {"params": state.params.actor["params"] | {"log_std": jnp.array([-2.0, -1.7])}}
         state = state.replace(params=state.params.replace(actor=actor))
