@@ -10,6 +10,7 @@ from helpers import shared_compilations
 import common  # noqa: F401  # before any test imports gymnax: it sets the number of CPU devices
 
 jax.config.update("jax_numpy_rank_promotion", "raise")  # a [B, 1] against a [B] is a mistake, not a matrix
+jax.config.update("jax_default_matmul_precision", "float32")  # as numpy computes; the default of a GPU is TF32
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
 

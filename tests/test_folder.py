@@ -288,6 +288,14 @@ def test_what_describes_a_process_is_not_recorded(tmp_path):
     assert read_record(tmp_path).options == OPTIONS
 
 
+def test_a_record_of_before_the_option_matmul_precision_has_its_default(tmp_path):
+    path = write_record(tmp_path, Config(), OPTIONS)
+    content = json.loads(path.read_text())
+    assert content["options"].pop("matmul_precision") == "float32"
+    path.write_text(json.dumps(content))
+    assert read_record(tmp_path).options == OPTIONS
+
+
 @pytest.mark.parametrize(
     ("keys", "value"),
     [
@@ -299,6 +307,7 @@ def test_what_describes_a_process_is_not_recorded(tmp_path):
         (("options", "sweep"), [1]),
         (("options", "wandb"), 7),
         (("options", "name"), "../x"),
+        (("options", "matmul_precision"), "float16"),
         (("options", "more"), 1),
         *((("parts",), value) for value in (None, 3, [3], [[0]], [[0, "x"]], [[0, 1, 2]])),
         (("config",), []),

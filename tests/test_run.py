@@ -469,6 +469,27 @@ def test_a_resumed_run_uses_the_options_that_it_was_started_with(monkeypatch):
     assert "3 whole" not in call("ppo", "--resume", str(directory)).stdout, "what was overridden is recorded"
 
 
+@pytest.mark.parametrize(("precision", "level"), [(None, "HIGHEST"), ("tf32", "HIGH"), ("bfloat16", "DEFAULT")])
+def test_matrix_products_have_the_precision_of_the_run(precision, level, monkeypatch):
+    levels, expected = set(), {(level, level), ("HIGHEST", "HIGHEST")}  # orthogonal initialisation has the highest
+
+    def compile(lowered, *args, **kwargs):
+        levels.update(re.findall(r"dot_general.*precision = \[(\w+), (\w+)\]", lowered.as_text()))
+        return compiled(lowered, *args, **kwargs)
+
+    compiled = jax.stages.Lowered.compile
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
+    given = {} if precision is None else {"matmul_precision": precision}
+    try:
+        assert_finished(call("ppo", *small_run("ppo", 2, name="run", **given)))
+        assert levels == expected
+        levels.clear()
+        assert_finished(call("ppo", "--resume", str(directory_of("ppo", "run")), *flags(total_timesteps=1280)))
+        assert levels == {(level, level)}, "a resumed run keeps it"
+    finally:
+        jax.config.update("jax_default_matmul_precision", "float32")
+
+
 def test_a_signal_from_outside(script, folder):
     directory = folder / directory_of(script, "stopped")
     with Process(path_of(script), *small_run(script, name="stopped"), *OFTEN, cwd=folder) as process:
@@ -734,13 +755,15 @@ CHANGED = {
     "env": "MountainCar-v0",
     "learning_rate": 0.125,
     "total_timesteps": 1,
+    "matmul_precision": "tf32",
 }
 
 
 @pytest.mark.parametrize("field", CHANGED)
 @one
 def test_resuming_with_other_settings(script, field, finished):
-    settings, new = vars(small_config(script)) | {"num_seeds": 2, "seed": 0}, CHANGED[field]
+    options = {"num_seeds": 2, "seed": 0, "matmul_precision": "float32"}
+    settings, new = vars(small_config(script)) | options, CHANGED[field]
     if field == "learning_rate":  # SAC and TD3 have two
         field = next(name for name in settings if name.endswith("learning_rate"))
     old = settings[field]

@@ -27,6 +27,8 @@ class Options:
     resume: str = ""  # folder of a run to continue, or to extend with a larger --total-timesteps
     devices: int = 0  # number of devices of this host to use; 0: all; on a CPU a device is a core
     lanes_per_batch: str = "auto"  # lanes (seeds x settings) trained at once, more in further batches; auto: what fits
+    # precision of matrix products on a GPU or TPU; tf32 and bfloat16 are faster, but results then depend on the device
+    matmul_precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     coordinator: str = ""  # address HOST:PORT of process 0; auto: detected from Slurm, Open MPI, Kubernetes, TPU
     num_processes: int = 1  # number of processes, with --coordinator HOST:PORT
     process_id: int = 0  # number of this process, with --coordinator HOST:PORT
@@ -36,8 +38,10 @@ class Options:
 
 
 # Options that may not change when a run is resumed, and those that describe a process instead of the run.
-FIXED = ("num_seeds", "seed", "sweep", "sweep_samples", "lanes_per_batch", "out", "name")
+FIXED = ("num_seeds", "seed", "sweep", "sweep_samples", "lanes_per_batch", "matmul_precision", "out", "name")
 PROCESS = ("resume", "coordinator", "num_processes", "process_id")
+# Values of matmul_precision, with JAX's names for them.
+PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 
 
 def parse_integer(text: str) -> int:
@@ -69,6 +73,8 @@ def check_options(options: Options) -> None:
     batch = options.lanes_per_batch
     if batch != "auto" and not (batch.isdecimal() and int(batch) >= 1):
         raise ValueError(f"lanes_per_batch must be auto or at least 1, not {batch}")
+    if options.matmul_precision not in PRECISIONS:
+        raise ValueError(f"matmul_precision must be one of {', '.join(PRECISIONS)}, not {options.matmul_precision}")
     if options.name in (".", "..") or "/" in options.name or not options.name.isprintable():
         raise ValueError(f"name must be the name of one folder, not {options.name!r}; --out says where it is")
     _check_processes(options)
@@ -104,6 +110,7 @@ def to_json(options: Options) -> dict[str, Any]:
 def from_json(content: dict[str, Any]) -> Options:
     """The options of a record. Raises ValueError if one is missing, unknown or of another type."""
     defaults = to_json(Options())
+    content = {"matmul_precision": Options.matmul_precision, **content}  # records of before this option lack it
     if content.keys() != defaults.keys():
         raise ValueError(f"its options are not those of this version: {', '.join(content.keys() ^ defaults.keys())}")
     values = {name: tuple(x) if isinstance(x, list) else x for name, x in content.items()}

@@ -15,7 +15,7 @@ from common.runner.cli import parse
 from common.runner.devices import strong
 from common.runner.experiment import Experiment, Part
 from common.runner.memory import available_bytes, format_bytes, host_bytes, num_bytes
-from common.runner.options import Options
+from common.runner.options import PRECISIONS, Options
 from common.runner.record import check_parts
 from common.runner.sweep import count_settings, make_settings, read_axes
 from common.runner.tracking import check_wandb
@@ -40,6 +40,7 @@ def prepare(script: str, config_class: type, presets: dict[str, Any], make: Call
         ValueError: one line that says what to change.
     """
     config, options = parse(script, config_class, presets)
+    jax.config.update("jax_default_matmul_precision", PRECISIONS[options.matmul_precision])
     axes = read_axes(options.sweep, options.sweep_samples, config)
     num_lanes = count_settings(axes, options.sweep_samples) * options.num_seeds
     if options.coordinator:
