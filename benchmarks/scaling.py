@@ -71,6 +71,7 @@ def main() -> None:
     print(("{:>14}" * len(COLUMNS)).format(*COLUMNS))
     for what, value, lanes, contender in points():
         worker = Worker(contender, Case(what, lanes, os.cpu_count()), sys.executable)
+        worker.wait()
         for _ in range(arguments.rounds):
             worker.run()
         seconds, memory = round(worker.median("seconds"), 3), round(worker.median("peak_kib") / 1024)

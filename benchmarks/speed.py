@@ -2,13 +2,19 @@
 
     python benchmarks/speed.py                                  # ours alone
     python benchmarks/speed.py --peers rejax=PYTHON sb3=PYTHON  # and others, each with the python of an environment
-                                                                # that has it: pip install rejax==0.1.3 gymnax==0.0.9,
-                                                                # or pip install stable-baselines3==2.9.2 sbx-rl==0.28.0
     python benchmarks/speed.py --only dqn-10k sac-1 --rounds 9  # some of the cases
+    python benchmarks/speed.py --gpu                            # cases for a GPU, to results/speed-gpu.csv
 
-The contenders of a case are compiled first and then run in turns, so that whatever else the machine does meets all of
-them. Reported are medians over the rounds; `ratio` is the median, over the rounds, of the first contender's speed over
-that of the one in the row.
+The peers are rejax, purejaxrl, sb3 and sbx. Their environments:
+
+    pip install rejax==0.1.3 gymnax==0.0.9 "jax<0.12"           # rejax and purejaxrl; for a GPU "jax[cuda13]<0.12"
+    pip install stable-baselines3==2.9.2 sbx-rl==0.28.0         # sb3 and sbx
+
+purejaxrl also needs a clone of https://github.com/luchris429/purejaxrl in PYTHONPATH.
+
+The contenders of the cases of one algorithm compile side by side. Then those of a case run in turns, one at a time, so
+that whatever else the machine does meets all of them. All multiply matrices in float32. Reported are medians over the
+rounds; `ratio` is the median, over the rounds, of the first contender's speed over that of the one in the row.
 """
 
 import argparse
@@ -19,7 +25,7 @@ import os
 import statistics
 import subprocess
 import sys
-import time
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,12 +39,13 @@ COLUMNS = {
     "cores": "{:>6}",
     "env_steps_per_s": "{:>16}",
     "ratio": "{:>8}",
-    "compile_s": "{:>10}",  # imports and compilation; SBX compiles in its first run
-    "process_s": "{:>10}",  # from the start of the process to the end of the first run
+    "compile_s": "{:>10}",  # imports and compilation, while others compile too; SBX compiles in its first run
     "peak_mib": "{:>9}",
     "share_of_peak": "{:>14}",  # floating-point operations of the updates over the rate of a matrix product
 }
-PEERS = ("rejax", "sb3", "sbx")
+PEERS = ("purejaxrl", "rejax", "sb3", "sbx")
+# The same products for all, on a GPU too, where the contenders of some cases share the memory.
+VARIABLES = {"JAX_DEFAULT_MATMUL_PRECISION": "float32", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 @dataclass(frozen=True)
@@ -103,15 +110,32 @@ DQN = {"env": CARTPOLE, "num_envs": 10, "batch_size": 128, "learning_rate": 2.5e
 ACTOR_CRITIC = {"env": PENDULUM, "num_envs": 1, "batch_size": 256}
 RATES = {"actor_learning_rate": 3e-4, "critic_learning_rate": 3e-4}
 SMALL = {"hidden_sizes": (64, 64)}
+PUREJAXRL = {  # PPO, as PureJaxRL names it, with what is default in ours
+    "ENV_NAME": CARTPOLE,
+    "NUM_ENVS": 4,
+    "NUM_STEPS": 128,
+    "UPDATE_EPOCHS": 4,
+    "NUM_MINIBATCHES": 4,
+    "LR": 2.5e-4,
+    "ANNEAL_LR": True,
+    "GAMMA": 0.99,
+    "GAE_LAMBDA": 0.95,
+    "CLIP_EPS": 0.2,
+    "ENT_COEF": 0.01,
+    "VF_COEF": 0.5,
+    "MAX_GRAD_NORM": 0.5,
+    "ACTIVATION": "tanh",
+}
 TANH, RELU = {"activation": "tanh"}, {"activation": "relu"}  # what ours has; Rejax would take swish
 
 
-def ppo(lanes: int, cores: int) -> Case:
+def ppo(lanes: int, cores: int, iterations: int) -> Case:
     """The settings of PureJaxRL's benchmark."""
-    steps = {"total_timesteps": 512 * max(20, 800 // lanes)}
+    steps = {"total_timesteps": 512 * iterations}
     stable = {"n_steps": 128, "batch_size": 128, "n_epochs": 4, "learning_rate": 2.5e-4, "ent_coef": 0.01}
     contenders = [
         Contender("ours", "ppo", {**PPO, **SMALL, **steps}, ppo_flops(4, 2, 64, 4)),
+        Contender("PureJaxRL", "purejaxrl:ppo", {**PUREJAXRL, "TOTAL_TIMESTEPS": 512 * iterations}),
         Contender("Rejax", "rejax:ppo", {**PPO, "max_grad_norm": 0.5, **steps, "agent_kwargs": TANH}),
     ]
     if lanes == 1:
@@ -137,12 +161,13 @@ def dqn(name: str, lanes: int, cores: int, buffer_size: int, steps: int) -> Case
     )
 
 
-def actor_critic(script: str, lanes: int, cores: int, flops: float) -> Case:
+def actor_critic(script: str, lanes: int, cores: int, steps: int) -> Case:
     """One environment, one update per env step."""
-    replay, start, steps = {"buffer_size": 100_000}, 256, 256 * max(1, 40 // lanes)
+    replay, start = {"buffer_size": 100_000}, 256
     mine = {"total_timesteps": start + steps, "learning_starts": start, "steps_per_iteration": 256}
     peer = {"total_timesteps": start + steps, "fill_buffer": start, "learning_rate": 3e-4}
     kwargs = {"agent_kwargs": RELU} if script == "sac" else {"actor_kwargs": RELU, "critic_kwargs": RELU}
+    flops = {"sac": sac_flops, "td3": td3_flops}[script](3, 1, 64, 256)
     contenders = [
         Contender("ours", script, {**ACTOR_CRITIC, **RATES, **SMALL, **replay, **mine}, flops),
         Contender("Rejax", f"rejax:{script}", {**ACTOR_CRITIC, **replay, **peer, **kwargs}),
@@ -161,44 +186,81 @@ def sac_buffers(lanes: int) -> Case:
     )
 
 
+def breakout(lanes: int) -> Case:
+    """The preset of Breakout, 20 iterations."""
+    settings = {"env": "Breakout-MinAtar", "num_envs": 64, "num_minibatches": 8, "learning_rate": 1e-3}
+    contender = Contender("ours", "ppo", {**settings, "activation": "relu", "total_timesteps": 64 * 128 * 20})
+    return Case(f"breakout-{lanes}", lanes, HOST, [contender])
+
+
+def robot(name: str, env: str) -> Case:
+    """The PPO baseline of REPPO's authors. 16 iterations are 1,024 steps: each episode of 1,000 ends once."""
+    settings = {
+        "env": env,
+        "total_timesteps": 2_048 * 64 * 16,
+        "num_envs": 2_048,
+        "num_steps": 64,
+        "num_epochs": 16,
+        "num_minibatches": 32,
+        "learning_rate": 3e-4,
+        "anneal_learning_rate": False,
+        "ent_coef": 0.0,
+        "normalize_obs": True,
+        "hidden_sizes": (256, 256),
+        "activation": "swish",
+    }
+    return Case(name, 1, HOST, [Contender("ours", "ppo", settings)])
+
+
+HOST = os.cpu_count()
 WIDE = {**ACTOR_CRITIC, **RATES, "buffer_size": 100_000, "total_timesteps": 2_000, "steps_per_iteration": 500}
+LANES = ((1, 1), (16, 2), (128, 2))  # and cores
 CASES = [
-    *(ppo(lanes, cores) for lanes, cores in ((1, 1), (16, 2), (128, 2))),
+    *(ppo(lanes, cores, max(20, 800 // lanes)) for lanes, cores in LANES),
     dqn("dqn-10k", 1, 1, 10_000, 200_000),
     dqn("dqn-100k", 1, 1, 100_000, 100_000),
     *(dqn(f"dqn-{lanes}", lanes, 2, 10_000, 1_000 * max(2, 100 // lanes)) for lanes in (16, 128)),
-    *(actor_critic("sac", lanes, cores, sac_flops(3, 1, 64, 256)) for lanes, cores in ((1, 1), (16, 2), (128, 2))),
-    *(actor_critic("td3", lanes, cores, td3_flops(3, 1, 64, 256)) for lanes, cores in ((1, 1), (16, 2), (128, 2))),
+    *(actor_critic(script, n, cores, 256 * max(1, 40 // n)) for script in ("sac", "td3") for n, cores in LANES),
     Case("sac-256", 1, 1, [Contender("ours", "sac", WIDE, sac_flops(3, 1, 256, 256))]),
     sac_buffers(1),
     sac_buffers(4),
 ]
-GPU_CASES = [ppo(lanes, 2) for lanes in (1_024, 2_048)]
+GPU_CASES = [
+    *(ppo(lanes, HOST, 200) for lanes in (1, 16, 128, 2_048)),
+    *(dqn(f"dqn-{lanes}", lanes, HOST, 10_000, 100_000) for lanes in (1, 128, 1_024)),
+    *(actor_critic(script, lanes, HOST, 4_096) for script in ("sac", "td3") for lanes in (1, 128, 1_024)),
+    *(breakout(lanes) for lanes in (1, 20, 128)),
+    robot("cheetah", "playground/CheetahRun"),
+    robot("ant", "brax/ant"),
+]
 
 
 class Worker:
-    """A contender in a process of its own."""
+    """A contender in a process of its own, which compiles until `wait` is called."""
 
     def __init__(self, contender: Contender, case: Case, python: str):
-        self.started = time.perf_counter()
         command = [python, str(FOLDER / "worker.py"), contender.script, str(case.lanes), json.dumps(contender.settings)]
+        self.stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  # a file never fills up as a pipe does
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, "CORES": str(case.cores)},
+            env={**os.environ, **VARIABLES, "CORES": str(case.cores)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self.stderr,
             text=True,
         )
-        self.contender, self.ready = contender, self.answer()
-        self.process_seconds = time.perf_counter() - self.started
-        self.runs = []
+        self.contender, self.ready, self.runs = contender, {}, []
+
+    def wait(self) -> None:
+        """Wait until it has compiled and run once."""
+        self.ready = self.answer()
 
     def answer(self) -> dict:
         """The next line of JSON."""
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"error: the worker died: {' '.join(self.process.args)}")
+            self.stderr.seek(0)
+            raise SystemExit(f"{self.stderr.read()}error: the worker died: {' '.join(self.process.args)}")
         return json.loads(line)
 
     def run(self) -> None:
@@ -217,9 +279,13 @@ class Worker:
         self.process.wait()
 
 
-def measure(case: Case, rounds: int, pythons: dict[str, str]) -> list[dict]:
-    """Rows of the table; pythons: of ours, under the empty name, and of the peers that take part."""
-    workers = [Worker(x, case, pythons[x.peer]) for x in case.contenders if x.peer in pythons]
+def start(case: Case, pythons: dict[str, str]) -> list[Worker]:
+    """Start the contenders; pythons: of ours, under the empty name, and of the peers that take part."""
+    return [Worker(x, case, pythons[x.peer]) for x in case.contenders if x.peer in pythons]
+
+
+def measure(case: Case, workers: list[Worker], rounds: int) -> list[dict]:
+    """Rows of the table."""
     for _ in range(rounds):
         for worker in workers:
             worker.run()
@@ -239,7 +305,6 @@ def measure(case: Case, rounds: int, pythons: dict[str, str]) -> list[dict]:
                 "env_steps_per_s": round(statistics.median(speeds)),
                 "ratio": round(statistics.median(a / b for a, b in zip(firsts, speeds, strict=True)), 2),
                 "compile_s": round(worker.ready["compile"], 1),
-                "process_s": round(worker.process_seconds, 1),
                 "peak_mib": round(worker.median("peak_kib") / 1024),
                 "share_of_peak": round(statistics.median(shares), 2) if flops else "",
             }
@@ -270,13 +335,13 @@ def main() -> None:
     parser.add_argument(
         "--peers", nargs="+", default=[], metavar="NAME=PYTHON", help=f"who else runs, of {', '.join(PEERS)}"
     )
-    every = [case.name for case in CASES + GPU_CASES]
-    parser.add_argument("--only", nargs="+", choices=every, help="cases, by default all that a CPU can do")
+    parser.add_argument("--gpu", action="store_true", help="measure the cases for a GPU instead of those for a CPU")
+    parser.add_argument("--only", nargs="+", metavar="CASE", help="some of the cases, by default all")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each contender")
     parser.add_argument(
         "--out",
-        default=str(FOLDER / "results" / "speed.csv"),
-        help="table in which all rows of these cases are replaced, and its picture",
+        help="table in which all rows of these cases are replaced, beside its picture; by default "
+        "results/speed.csv, with --gpu results/speed-gpu.csv",
     )
     arguments = parser.parse_args()
     pythons = {"": sys.executable}
@@ -285,16 +350,25 @@ def main() -> None:
         if name not in PEERS or not Path(python).is_file():
             parser.error(f"--peers {peer}: give NAME=PYTHON, with a name of {', '.join(PEERS)}")
         pythons[name] = python
-    out, form = Path(arguments.out), "".join(COLUMNS.values())
-    tables = {case.name: [] for case in CASES + GPU_CASES}
+    cases = GPU_CASES if arguments.gpu else CASES
+    names = [case.name for case in cases]
+    chosen = arguments.only or names
+    if not set(chosen) <= set(names):
+        parser.error(f"--only: the cases are {', '.join(names)}")
+    out = Path(arguments.out or FOLDER / "results" / ("speed-gpu.csv" if arguments.gpu else "speed.csv"))
+    form, tables = "".join(COLUMNS.values()), {name: [] for name in names}
     if out.exists():
         with out.open(newline="") as file:
             for row in csv.DictReader(file):
                 tables.setdefault(row["case"], []).append(row)
     print(form.format(*COLUMNS))
-    for case in CASES + GPU_CASES:
-        if case.name in (arguments.only or [case.name for case in CASES]):
-            tables[case.name] = measure(case, arguments.rounds, pythons)
+    algorithms = itertools.groupby((x for x in cases if x.name in chosen), lambda x: x.name.partition("-")[0])
+    for _, group in algorithms:
+        started = [(case, start(case, pythons)) for case in group]
+        for worker in itertools.chain(*(workers for _, workers in started)):
+            worker.wait()
+        for case, workers in started:
+            tables[case.name] = measure(case, workers, arguments.rounds)
             for row in tables[case.name]:
                 print(form.format(*row.values()), flush=True)
             rows = list(itertools.chain(*tables.values()))

@@ -3,12 +3,14 @@
 Compiles, runs once, then runs again for every line on stdin. Answers on stdout, a line of JSON each.
 """
 
+import importlib
 import json
 import os
 import resource
 import sys
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 MATMUL = 1024  # rows and columns of the product whose rate is called the peak
 
@@ -17,7 +19,7 @@ def main(script: str, lanes: int, settings: dict) -> None:
     """Say how long imports and compilation took, run once, then say how long each run takes, in seconds."""
     started = time.perf_counter()
     peer, _, algorithm = script.rpartition(":")
-    build = {"": ours, "rejax": rejax, "sb3": stable_baselines3, "sbx": sbx}[peer]
+    build = {"": ours, "purejaxrl": purejaxrl, "rejax": rejax, "sb3": stable_baselines3, "sbx": sbx}[peer]
     run, num_steps = build(algorithm, lanes, settings)
     compiled = time.perf_counter() - started
     run()
@@ -35,8 +37,6 @@ def ours(script: str, lanes: int, settings: dict):
     """The programs that the command line runs, the whole run in one call. Env steps are those of all lanes, less those
     before learning starts."""
     sys.path.insert(0, str(Path(__file__).parent.parent))
-    import importlib
-
     import jax
     import numpy as np
 
@@ -57,21 +57,30 @@ def ours(script: str, lanes: int, settings: dict):
     return run, lanes * (config.env_steps(config.num_iterations) - config.env_steps(0))
 
 
+def purejaxrl(script: str, lanes: int, settings: dict):
+    """A script of PureJaxRL, whose clone is in PYTHONPATH. It imports brax and navix, and uses neither."""
+    sys.modules |= dict.fromkeys(("brax", "brax.envs.wrappers.training", "navix"), MagicMock())
+    train = importlib.import_module(f"purejaxrl.{script}").make_train(settings)
+    return compile_train(train, lanes), lanes * settings["TOTAL_TIMESTEPS"]
+
+
 def rejax(algo: str, lanes: int, settings: dict):
     """Rejax without its evaluation. Env steps are those of all lanes, less those before learning starts."""
-    import jax
-    import numpy as np
     from rejax import get_algo
 
     algorithm = get_algo(algo).create(**settings, eval_freq=settings["total_timesteps"], skip_initial_evaluation=True)
     algorithm = algorithm.replace(eval_callback=lambda *_: ())
+    return compile_train(algorithm.train, lanes), lanes * (settings["total_timesteps"] - settings.get("fill_buffer", 0))
+
+
+def compile_train(train, lanes: int):
+    """Compile a function of a key for as many keys as there are lanes."""
+    import jax
+    import numpy as np
+
     keys = jax.vmap(jax.random.PRNGKey)(np.arange(lanes))
-    train = jax.jit(jax.vmap(algorithm.train)).lower(keys).compile()
-
-    def run():
-        jax.block_until_ready(train(keys))
-
-    return run, lanes * (settings["total_timesteps"] - settings.get("fill_buffer", 0))
+    program = jax.jit(jax.vmap(train)).lower(keys).compile()
+    return lambda: jax.block_until_ready(program(keys))
 
 
 def stable_baselines3(algo: str, lanes: int, settings: dict):

@@ -1,9 +1,18 @@
 """The benchmarks run as benchmarks/README.md says: no path is set."""
 
 import csv
+import importlib
+import sys
 
 import pytest
-from helpers import ROOT, execute
+from helpers import ROOT, execute, rank_promotion
+
+
+@pytest.fixture
+def speed(monkeypatch):
+    """The module benchmarks/speed.py."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("speed")
 
 
 @pytest.mark.parametrize("name", ["environments", "kernels", "results", "scaling", "speed"])
@@ -57,3 +66,60 @@ def test_kernels_of_a_program_are_counted_once_for_each_round(tmp_path):
     )
     result = execute("count.py", cwd=tmp_path)
     assert result.stdout.strip() == "[(0, 'main.7', 1, 1), (1, 'body.1', 2, 5)]", result
+
+
+@pytest.mark.parametrize("cases", ["CASES", "GPU_CASES"])
+def test_the_scripts_take_the_settings_of_every_case(speed, cases):
+    names = [case.name for case in getattr(speed, cases)]
+    assert len(set(names)) == len(names)
+    for case in getattr(speed, cases):
+        for contender in case.contenders:
+            if not contender.peer:
+                module = importlib.import_module(contender.script)
+                config = module.Config(**contender.settings)
+                with rank_promotion("allow"):  # Playground needs it
+                    module.make(config)
+                assert config.num_iterations > 0
+
+
+def test_a_worker_runs_a_script(speed):
+    settings = {"num_envs": 2, "num_steps": 8, "num_minibatches": 2, "hidden_sizes": (4,), "total_timesteps": 32}
+    worker = speed.Worker(speed.Contender("ours", "ppo", settings), speed.Case("small", 3, 1), sys.executable)
+    worker.wait()
+    worker.run()
+    worker.close()
+    assert worker.ready["num_steps"] == 3 * 32
+    assert worker.median("seconds") > 0
+
+
+def test_a_worker_runs_purejaxrl_in_float32_and_without_its_suites(speed, tmp_path, monkeypatch):
+    (tmp_path / "purejaxrl").mkdir()
+    (tmp_path / "purejaxrl" / "ppo.py").write_text("""
+import jax, navix
+from brax import envs
+from brax.envs.wrappers.training import AutoResetWrapper
+
+def make_train(config):
+    assert jax.config.jax_default_matmul_precision == "float32"
+    return lambda key: jax.random.normal(key, (config["NUM_ENVS"],))
+""")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (contender,) = (x for x in speed.GPU_CASES[0].contenders if x.name == "PureJaxRL")
+    worker = speed.Worker(contender, speed.Case("small", 3, 1), sys.executable)
+    worker.wait()
+    worker.run()
+    worker.close()
+    assert worker.ready["num_steps"] == 3 * contender.settings["TOTAL_TIMESTEPS"]
+
+
+def test_a_worker_that_dies_says_why(speed):
+    worker = speed.Worker(speed.Contender("ours", "nothing", {}), speed.Case("small", 1, 1), sys.executable)
+    with pytest.raises(SystemExit, match=r"No module named 'nothing'\nerror: the worker died: .*worker\.py nothing 1"):
+        worker.wait()
+    worker.close()
+
+
+def test_a_case_that_is_not_there(tmp_path):
+    result = execute(str(ROOT / "benchmarks" / "speed.py"), "--gpu", "--only", "ppo-3", cwd=tmp_path, PYTHONPATH=None)
+    assert result.status == 2
+    assert "error: --only: the cases are ppo-1, ppo-16, ppo-128, ppo-2048, dqn-1, " in result.stderr
