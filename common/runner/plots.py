@@ -11,6 +11,7 @@ from common.runner.folder import replacing
 from common.runner.statistics import Curve
 
 MAX_LINES = 6  # curves of a sweep, those of the best settings
+MAX_SEEDS = 100  # thin lines
 QUARTILES = (0.25, 0.5, 0.75)
 KINDS = {"training": "training return", "evaluation": "greedy evaluation"}
 SCORE = "episode return, IQM over seeds"
@@ -28,7 +29,7 @@ def style(axes: Axes) -> None:
 
 
 def plot_curve(path: Path, curves: dict[str, Curve], title: str) -> None:
-    """Write the IQM over seeds with its 95 % interval and a thin line for each seed.
+    """Write the IQM over seeds with its 95 % interval and a thin line for each of the first MAX_SEEDS seeds.
 
     Args:
         curves: `training` and, if there is one, `evaluation`, which is then shown instead; the IQM of the training
@@ -36,13 +37,15 @@ def plot_curve(path: Path, curves: dict[str, Curve], title: str) -> None:
 
     Raises OSError if `path` cannot be written.
     """
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
     curve = curves.get("evaluation", curves["training"])
-    for returns in curve.returns:
-        axes.plot(curve.env_steps, returns, color="tab:blue", linewidth=0.5, alpha=0.35)
     num_seeds = len(curve.returns)
     if num_seeds > 1:
+        shown = curve.returns[:MAX_SEEDS]
+        label = "single seeds" if len(shown) == num_seeds else f"the first {len(shown)} seeds"
+        lines = axes.plot(curve.env_steps, shown.T, color="tab:blue", linewidth=0.5, alpha=0.35)
+        lines[0].set_label(label)
         axes.fill_between(
             curve.env_steps, curve.ci_low, curve.ci_high, color="tab:blue", alpha=0.25, linewidth=0, label="95 % CI"
         )
@@ -54,7 +57,7 @@ def plot_curve(path: Path, curves: dict[str, Curve], title: str) -> None:
         axes.plot(training.env_steps, training.iqm, color="tab:orange", linewidth=1, label=KINDS["training"], zorder=1)
     axes.set(title=title, xlabel="environment steps per seed", ylabel="episode return")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.legend(frameon=False)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small")
     style(axes)
     _save(figure, path)
 

@@ -1,0 +1,85 @@
+"""common/runner/plots.py: what the picture of one setting shows."""
+
+import warnings
+
+import numpy as np
+import pytest
+from matplotlib import image
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from common.runner import plots
+from common.runner.plots import plot_curve
+from common.runner.statistics import Curve
+
+STEPS = np.arange(1, 21) * 1000
+
+
+def curve_of(num_seeds, num_points=20):
+    """Returns that rise from 0 to about 500, with noise."""
+    rise = 500 * np.linspace(0, 1, num_points) + np.random.default_rng(0).normal(size=(num_seeds, num_points))
+    mean = rise.mean(axis=0) if num_seeds else np.zeros(num_points)
+    return Curve(STEPS[:num_points], rise, mean, mean, mean - 1, mean + 1)
+
+
+@pytest.fixture
+def draw(monkeypatch):
+    """`plot_curve`, but returns the axes and the legend once they are drawn."""
+
+    def draw(curves):
+        figures = []
+        monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+        plot_curve(None, curves, "title")
+        FigureCanvasAgg(figures[0]).draw()
+        return figures[0].axes[0], figures[0].legends[0]
+
+    return draw
+
+
+def texts(legend):
+    return [text.get_text() for text in legend.get_texts()]
+
+
+@pytest.mark.parametrize(
+    ("num_seeds", "num_thin", "label"),
+    [(2, 2, "single seeds"), (100, 100, "single seeds"), (101, 100, "the first 100 seeds")],
+)
+def test_there_is_a_thin_line_for_each_of_at_most_100_seeds(draw, num_seeds, num_thin, label):
+    axes, legend = draw({"training": curve_of(num_seeds)})
+    thin, thick = (
+        [line for line in axes.lines if (line.get_linewidth() > 1) == is_thick] for is_thick in (False, True)
+    )
+    assert (len(thin), len(thick)) == (num_thin, 1)
+    np.testing.assert_array_equal([line.get_ydata() for line in thin], curve_of(num_seeds).returns[:num_thin])
+    assert texts(legend) == [label, "95 % CI", f"training return, IQM of {num_seeds} seeds"]
+
+
+def test_a_single_seed_is_one_line(draw):
+    axes, legend = draw({"training": curve_of(1)})
+    assert len(axes.lines) == 1
+    assert texts(legend) == ["training return, one seed"]
+
+
+@pytest.mark.parametrize("num_seeds", [1, 16])
+def test_the_evaluation_is_shown_instead_of_the_training_return(draw, num_seeds):
+    _, legend = draw({"training": curve_of(num_seeds), "evaluation": curve_of(num_seeds)})
+    assert [text for text in texts(legend) if "evaluation" in text] == [texts(legend)[-2]]
+    assert texts(legend)[-1] == "training return"
+
+
+@pytest.mark.parametrize("num_seeds", [1, 16, 2048])
+def test_the_legend_hides_no_curve(draw, num_seeds):
+    """It is below the axes and in the picture."""
+    axes, legend = draw({"training": curve_of(num_seeds), "evaluation": curve_of(num_seeds)})
+    box, picture = legend.get_window_extent(), axes.figure.bbox
+    assert picture.y0 <= box.y0 < box.y1 < axes.get_window_extent().y0
+    assert picture.x0 <= box.x0 < box.x1 <= picture.x1
+
+
+@pytest.mark.parametrize("num_seeds", [0, 1, 2, 2048])
+@pytest.mark.parametrize("num_points", [0, 1, 20])
+def test_a_picture_of_any_size_is_written_without_a_warning(num_seeds, num_points, tmp_path):
+    """With 2,048 seeds matplotlib warned that it looks long for a place for the legend."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plot_curve(tmp_path / "curve.png", {"training": curve_of(num_seeds, num_points)}, "title")
+    assert image.imread(tmp_path / "curve.png").shape[:2] == (540, 840)
