@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import sys
+import threading
 import time
 from datetime import datetime
 from importlib.metadata import version
@@ -41,6 +42,7 @@ from matplotlib import image
 import common.runner.folder
 import common.runner.main
 import common.runner.programs
+import common.runner.report
 import common.runner.training
 from common.runner import checkpoint
 from common.runner import folder as run_folder
@@ -136,6 +138,7 @@ def test_a_run_says_what_it_does(script, undisturbed):
         rf"{script} on {ENVS[script][0]}, seeds 0 to 1, \d+ x .+",
         rf"{total} env steps per seed in {ITERATIONS} iterations; [\d.]+ [KM]?i?B of state per lane, "
         r"at most [\d,]+ fit in [\d.]+ [GT]iB of memory",
+        r"compiling \.\.\.",
         r"compiled in [\d.]+ s, [\d.]+ [KM]?i?B on each device",
         rf" +[\d,]+ / {total} steps  [\d,]+ steps/s  return -?(\d+\.\d|nan)(  greedy -?\d+\.\d)?  \d+ s left",
         rf" +{total} / {total} steps  [\d,]+ steps/s  return -?\d+\.\d  greedy -?\d+\.\d  0 s left",
@@ -249,11 +252,24 @@ def test_summary_json_says_how_fast_it_was_and_where(script, undisturbed):
     assert timing["env_steps_per_second"] == pytest.approx(
         timing["env_steps_trained"] / timing["training_seconds"], rel=0.05, abs=0.1
     )
-    parts = [timing[f"{name}_seconds"] for name in ("compile", "training", "evaluation")]
+    parts = [timing[f"{name}_seconds"] for name in ("compile", "training", "evaluation", "saving", "report")]
     assert min(parts) > 0
     assert sum(parts) < timing["wall_seconds"]
     (printed,) = re.findall(r"compiled in ([\d.]+) s", result.stdout)
     assert float(printed) == pytest.approx(timing["compile_seconds"], abs=0.051)
+
+
+def test_the_time_of_saving_and_of_the_report_is_told_apart(monkeypatch):
+    def slow(function, seconds):
+        return lambda *args: time.sleep(seconds) or function(*args)
+
+    monkeypatch.setattr(checkpoint, "save", slow(checkpoint.save, 0.7))
+    monkeypatch.setattr(run_folder, "write_metrics", slow(run_folder.write_metrics, 0.4))
+    monkeypatch.setattr(common.runner.report, "plot_curve", slow(common.runner.report.plot_curve, 2.0))
+    assert_finished(call("ppo", *small_run("ppo", name="slow", eval_every="0")))
+    timing = json.loads((directory_of("ppo", "slow") / "summary.json").read_text())["timing"]
+    assert 0.7 + 2 * 0.4 <= timing["saving_seconds"] < timing["wall_seconds"] - timing["report_seconds"]
+    assert timing["report_seconds"] >= 2.0
 
 
 @one
@@ -971,6 +987,31 @@ def test_evaluation_happens_when_it_is_asked_for_and_changes_nothing(eval_every,
     )
     score = summary_of(often)["eval_episode_return"]["per_seed"]
     np.testing.assert_array_equal(metrics["eval_episode_return"][:, -1], score)
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_run_says_when_it_waits_for_the_evaluation_program(is_late, monkeypatch):
+    """And only when it waits. Here the program is late until the run asks for it, or there before."""
+    is_asked, programs = threading.Event(), common.runner.programs.Programs
+    compile_evaluation, evaluate = programs._compile_evaluation, programs.evaluate
+
+    def late(self):
+        assert is_asked.wait(timeout=60)
+        return compile_evaluation(self)
+
+    def ask(self, *args):
+        if is_late:
+            threading.Timer(0.5, is_asked.set).start()
+        else:
+            self.evaluation.result()
+        return evaluate(self, *args)
+
+    if is_late:
+        monkeypatch.setattr(programs, "_compile_evaluation", late)
+    monkeypatch.setattr(programs, "evaluate", ask)
+    result = call("ppo", *small_run("ppo", name="waiting"))
+    assert_finished(result)
+    assert result.stdout.count("\nwaiting for the evaluation program to compile ...\n") == is_late
 
 
 def test_each_evaluation_plays_other_episodes():

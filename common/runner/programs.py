@@ -50,11 +50,14 @@ class Programs:
     def segment(self) -> Callable:
         """`(settings, State, start, stop) -> (State, metrics)`."""
         started = time.perf_counter()
+        print("compiling ...", flush=True)
         if not self.experiment.options.resume:
             _ = self.init
         if self.experiment.options.eval_episodes:
             _ = self.evaluation
         segment = compile_segment(self.experiment.make_lane, self.placement, self.settings, self.state, self.capacity)
+        if not self.experiment.options.resume:
+            self.init.result()  # training begins with it
         self.compile_seconds = time.perf_counter() - started
         used = format_bytes(program_bytes(segment))
         print(f"compiled in {self.compile_seconds:.1f} s, {used} on each device", flush=True)
@@ -100,6 +103,8 @@ class Programs:
             [num_lanes] each.
         """
         total = self.experiment.options.eval_episodes
+        if not self.evaluation.done():
+            print("waiting for the evaluation program to compile ...", flush=True)
         (settings, keys), (program, num_episodes) = self.inputs(part), self.evaluation.result()
         num_batches = -(-total // num_episodes)
         numbers = [(np.uint32(iteration), np.uint32(batch)) for batch in range(num_batches)]

@@ -31,6 +31,15 @@ MAX_ROWS = 20  # settings in the table
 
 def report(experiment: Experiment, directory: Path, result: Result, timing: Timing, preset: Any) -> None:
     """Print the table of scores and write summary.json, curve.csv and the plots. `preset`: of the environment."""
+    with timing.measure("reporting"):
+        summary = report_scores(experiment, directory, result, preset)
+    summary |= {"timing": timing.summary()} | describe_machine()
+    attempt(folder.write_json, directory / "summary.json", summary)
+    print_commands(experiment, directory)
+
+
+def report_scores(experiment: Experiment, directory: Path, result: Result, preset: Any) -> dict[str, Any]:
+    """Print the table of scores and write curve.csv and the plots; returns the scores for summary.json."""
     config, metrics, scores = experiment.config, result.metrics, dict(result.scores)
     num_cut = int(scores.pop("eval_cut_episodes", np.zeros(1)).sum())
     env_steps = experiment.env_steps(metrics["episode_return"].shape[1])
@@ -66,10 +75,8 @@ def report(experiment: Experiment, directory: Path, result: Result, timing: Timi
     print_warnings(experiment, num_cut, np.flatnonzero(~is_healthy))
     shown = {name: experiment.by_setting(x)[ranking[0]] for name, x in metrics.items()}
     attempt(plot_metrics, directory / "metrics.png", env_steps, shown, title)
-    summary |= {"timing": timing.summary()} | describe_machine()
-    attempt(folder.write_json, directory / "summary.json", summary)
     attempt(folder.write_curves, directory / "curve.csv", experiment.settings, curves)
-    print_commands(experiment, directory)
+    return summary
 
 
 def make_curves(experiment: Experiment, env_steps: np.ndarray, result: Result) -> dict[str, list[Curve]]:

@@ -131,23 +131,23 @@ class Run:
         state, path = progress.state, self.folder_of(part) / folder.CHECKPOINT
         if not self.experiment.options.checkpoint_buffer and hasattr(state, "buffer"):
             state = state.replace(buffer=None)
-        checkpoint.save(path, progress.iteration, to_host(state, part.num_lanes))
+        with self.timing.measure("saving"):
+            checkpoint.save(path, progress.iteration, to_host(state, part.num_lanes))
 
     def write_metrics(self, part: Part, progress: Progress) -> None:
         """Write metrics.npz of a part."""
         env_steps, lanes = self.experiment.env_steps(progress.iteration), self.experiment.lanes_of(part)
-        folder.write_metrics(self.folder_of(part), env_steps, lanes, progress.metrics, progress.evaluations)
+        with self.timing.measure("saving"):
+            folder.write_metrics(self.folder_of(part), env_steps, lanes, progress.metrics, progress.evaluations)
 
     def evaluate(self, part: Part, progress: Progress) -> dict[str, np.ndarray]:
         """Scores of the lanes, [num_lanes] each; empty, with a warning, if the evaluation fails."""
-        started = time.perf_counter()
         try:
-            return self.programs.evaluate(part, progress.state, progress.iteration)
+            with self.timing.measure("evaluating"):
+                return self.programs.evaluate(part, progress.state, progress.iteration)
         except jax.errors.JaxRuntimeError as error:
             print(f"warning: no evaluation: {str(error).splitlines()[0]}; lower --eval-episodes", file=sys.stderr)
             return {}
-        finally:
-            self.timing.evaluating += time.perf_counter() - started
 
     def record(self, part: Part, progress: Progress, scores: dict[str, np.ndarray]) -> Progress:
         """Add the scores of an evaluation, if it did not fail, to the learning curve."""
@@ -174,13 +174,12 @@ class Run:
 
     def conclude(self, results: dict[Part, Result], preset: Any) -> None:
         """Join the results of all parts and report; process 0 does it for all."""
-        from common.runner.report import report  # a second of imports, which training need not wait for
+        with self.timing.measure("reporting"):
+            from common.runner.report import report  # a second of imports, which training need not wait for
 
-        absent = hosts.wait_for_all()
-        if absent:
+        if absent := hosts.wait_for_all():
             who = "process " + ", ".join(map(str, absent))
-            hint = f"the others are saved, continue with --resume {self.directory}"
-            fail(f"{who} ended before its lanes did; {hint}", 1)
+            fail(f"{who} ended before its lanes did; the others are saved, continue with --resume {self.directory}", 1)
         if jax.process_index() > 0:
             return
         result = join_results([results.get(part) or self.read_result(part) for part in self.parts])
@@ -196,7 +195,6 @@ class Run:
 
     def read_result(self, part: Part) -> Result:
         """The result written by another process."""
-        path = self.folder_of(part)
+        path, lanes = self.folder_of(part), self.experiment.lanes_of(part)
         env_steps = self.experiment.env_steps(self.experiment.config.num_iterations)
-        metrics = folder.read_metrics(path, env_steps, self.experiment.lanes_of(part))
-        return Result(*metrics, folder.read_evaluation(path))
+        return Result(*folder.read_metrics(path, env_steps, lanes), folder.read_evaluation(path))
