@@ -11,7 +11,7 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 from common.environment import make_env
-from common.runner.evaluation import episode_limit, evaluate
+from common.runner.evaluation import STEPS_PER_CHECK, episode_limit, evaluate
 
 LIMIT = 5
 MAX_STEPS = 10_000  # of an evaluation, where the environment names no limit
@@ -179,6 +179,37 @@ def test_an_evaluation_that_never_ends_is_cut():
     np.testing.assert_array_equal(episodes["episode_length"], [MAX_STEPS])
     assert episodes["is_cut"].tolist() == [True]
     assert not evaluator("Probe-Lengths", right_action, 2000)(jax.random.key(0))["is_cut"].any()
+
+
+@pytest.mark.parametrize("limit", [1, 2, STEPS_PER_CHECK - 1, STEPS_PER_CHECK, STEPS_PER_CHECK + 1, 37])
+def test_no_step_beyond_the_limit_counts(limit):
+    """The limit need not be a multiple of the steps between two checks. No episode ends by itself before it."""
+    env, acts = make_env("Probe-Lengths-Endless"), lambda obs, _: (right_action(obs), ())
+    episodes = jax.jit(lambda key: evaluate(env, acts, (), key, 3, limit))(jax.random.key(0))
+    np.testing.assert_array_equal(episodes["episode_length"], [limit] * 3)
+    np.testing.assert_array_equal(episodes["episode_return"], [2 * MAX_STEPS * limit] * 3)
+    assert episodes["is_cut"].all()
+
+
+def test_an_episode_that_would_end_just_beyond_the_limit_is_cut():
+    env, acts = make_env("Probe-Lengths-Short"), lambda obs, _: (right_action(obs), ())
+    episodes = jax.jit(lambda key: evaluate(env, acts, (), key, 2, 1))(jax.random.key(0))
+    assert episodes["is_cut"].tolist() == [True, True]
+    np.testing.assert_array_equal(episodes["episode_length"], [1, 1])
+
+
+def test_the_loop_asks_once_in_some_steps_whether_all_episodes_have_ended():
+    """Both episodes end after two steps. The policy acts in all steps before the next check, and in no other."""
+    calls = []
+
+    def act(obs, _):
+        jax.debug.callback(lambda: calls.append(1))
+        return right_action(obs), ()
+
+    key = jax.random.key(0)
+    jax.block_until_ready(jax.jit(lambda key: evaluate(make_env("Probe-Lengths-Short"), act, (), key, 2, 100))(key))
+    jax.effects_barrier()
+    assert len(calls) == STEPS_PER_CHECK > 2
 
 
 def test_each_step_has_randomness_of_its_own():

@@ -5,9 +5,11 @@ import re
 import signal
 import socket
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import (
@@ -115,6 +117,35 @@ def test_lanes_with_large_states_are_trained_together(monkeypatch):
     test_every_lane_has_its_own_setting_state_and_records(17, 1)
 
 
+def count_to(calls, target, amount, shared):
+    """A loop of `target` rounds, each of which appends to `calls` once for each lane that runs it."""
+
+    def add(carry):
+        number, total = carry
+        jax.debug.callback(lambda _: calls.append(1), number)
+        return number + 1, total + amount * shared
+
+    return jax.lax.while_loop(lambda carry: carry[0] < target, add, (jnp.int32(0), jnp.float32(0.0)))[1]
+
+
+@pytest.mark.parametrize("num_lanes", [3, 16, 17, 33])
+def test_a_loop_in_a_group_of_lanes_ends_when_it_has_ended_for_its_lanes(num_lanes):
+    """One lane has ten rounds and the others have one. Together all lanes run ten; the numbers are the same."""
+    lanes, results, counts = make_placement(num_lanes, 1), [], []
+    targets, amounts = np.ones(num_lanes, np.int32), np.arange(num_lanes, dtype=np.float32)
+    targets[0] = 10
+    for in_groups in (False, True):
+        calls = []
+        function = lanes.each(partial(count_to, calls), num_shared=1, in_groups=in_groups)
+        results.append(to_host(jax.jit(function)(*lanes.place((targets, amounts)), np.float32(2.0)), num_lanes))
+        jax.effects_barrier()
+        counts.append(len(calls))
+    np.testing.assert_array_equal(results[0], 2 * targets * amounts)
+    np.testing.assert_array_equal(results[1], results[0])
+    size = lanes.num_padded // lanes.num_groups
+    assert counts == [10 * lanes.num_padded, 10 * size + lanes.num_padded - size]
+
+
 def test_the_number_of_devices_can_be_limited():
     result = call("ppo", *small_run("ppo", name="one", devices=1, num_seeds=3, eval_episodes=0))
     assert result.status == 0, result
@@ -149,6 +180,17 @@ def test_batches_are_the_same_as_all_lanes_at_once(script):
         state = load(batches, lane)[2]
         assert {x.shape for x in jax.tree.leaves(state.key)} == {()}
     assert not np.array_equal(*(jax.random.key_data(load(batches, lane)[2].key) for lane in (5, 6)))
+
+
+def test_lanes_are_evaluated_in_the_groups_in_which_they_are_trained(monkeypatch):
+    """Three lanes have the same scores in one group and in three."""
+    arguments = small_run("ppo", 2, num_seeds=3, devices=1, eval_every="1")
+    assert call("ppo", *arguments, "--name", "together").status == 0
+    monkeypatch.setattr(common.runner.devices, "CACHED_LANES", 1)
+    monkeypatch.setattr(common.runner.devices, "COPIED_BYTES", 0)  # training stays as it was
+    assert call("ppo", *arguments, "--name", "groups").status == 0
+    together, groups = (saved_metrics(Path(*SAME, name)) for name in ("together", "groups"))
+    assert all(together[name].tobytes() == groups[name].tobytes() for name in together)
 
 
 def test_batches_are_resumed_where_they_stopped(monkeypatch, folder):

@@ -23,7 +23,7 @@ class Placement(NamedTuple):
     """How lanes are spread over devices. They are padded to fill all groups of all devices; results are trimmed."""
 
     num_padded: int
-    num_groups: int  # per device, trained one after another unless their State is large
+    num_groups: int  # per device, evaluated one after another, and trained so unless their State is large
     sharding: NamedSharding
 
     def on_devices(self, function: Callable, num_shared: int = 0) -> Callable:
@@ -40,12 +40,20 @@ class Placement(NamedTuple):
 
         return called
 
-    def each(self, function: Callable, num_shared: int = 0) -> Callable:
-        """Map a function of one lane over all lanes; its last `num_shared` arguments are the same for all."""
+    def each(self, function: Callable, num_shared: int = 0, in_groups: bool = False) -> Callable:
+        """Map a function of one lane over all lanes; its last `num_shared` arguments are the same for all.
+
+        With `in_groups` a device maps one group after another: a loop in the function then ends when it has ended for
+        the lanes of the group, not for all lanes.
+        """
 
         def mapped(*args):
-            axes = (0,) * (len(args) - num_shared) + (None,) * num_shared
-            return jax.vmap(function, axes)(*args)
+            if not in_groups or self.num_groups == 1:
+                axes = (0,) * (len(args) - num_shared) + (None,) * num_shared
+                return jax.vmap(function, axes)(*args)
+            lanes, shared = args[: len(args) - num_shared], args[len(args) - num_shared :]
+            size = len(jax.tree.leaves(lanes)[0]) // self.num_groups
+            return jax.lax.map(lambda lane: function(*lane, *shared), lanes, batch_size=size)
 
         return self.on_devices(mapped, num_shared)
 

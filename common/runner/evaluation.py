@@ -9,6 +9,8 @@ import jax.numpy as jnp
 
 from common.environment import Environment
 
+STEPS_PER_CHECK = 8  # of whether all episodes have ended; on a GPU the host waits for the answer
+
 
 def episode_limit(env: Environment, most: int) -> int:
     """Steps after which an evaluation episode is cut: the environment's own limit, at most `most`."""
@@ -42,18 +44,22 @@ def evaluate(
         step, _, _, _, finished, *_ = carry
         return (step < limit) & ~finished.all()
 
-    def play(carry):
+    def play(carry, _):
         step, obs, memory, env_state, finished, episode_return, episode_length = carry
         action, memory = act(obs, memory)
         keys = jax.random.split(jax.random.fold_in(step_key, step), num_episodes)
         obs, env_state, reward, terminated, truncated, _ = env.advance(keys, env_state, action)
-        episode_return = episode_return + jnp.where(finished, 0.0, reward)
-        episode_length = episode_length + ~finished
-        finished |= terminated | truncated
-        return step + 1, obs, memory, env_state, finished, episode_return, episode_length
+        counts = ~finished & (step < limit)  # [num_episodes]; the steps before the last check may exceed the limit
+        episode_return = episode_return + jnp.where(counts, reward, 0.0)
+        episode_length = episode_length + counts
+        finished |= counts & (terminated | truncated)
+        return (step + 1, obs, memory, env_state, finished, episode_return, episode_length), None
+
+    def play_steps(carry):
+        return jax.lax.scan(play, carry, length=STEPS_PER_CHECK)[0]
 
     obs, env_state = env.reset(jax.random.split(reset_key, num_episodes))
     start = (jnp.int32(0), obs, memory, env_state, jnp.zeros(num_episodes, bool))
     totals = (jnp.zeros(num_episodes, jnp.float32), jnp.zeros(num_episodes, jnp.int32))
-    *_, finished, episode_return, episode_length = jax.lax.while_loop(playing, play, start + totals)
+    *_, finished, episode_return, episode_length = jax.lax.while_loop(playing, play_steps, start + totals)
     return {"episode_return": episode_return, "episode_length": episode_length, "is_cut": ~finished}

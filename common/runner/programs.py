@@ -88,7 +88,7 @@ class Programs:
                 return evaluate(env, act, memory, key, num_episodes, limit)
 
             inputs = self.settings, self.state, keys, np.uint32(0), np.uint32(0)
-            program = compile_quickly(self.placement, self.placement.each(play, num_shared=2), *inputs)
+            program = compile_quickly(self.placement, self.placement.each(play, num_shared=2, in_groups=True), *inputs)
             share = self.share_of_memory(program)
             if share <= 1 or num_episodes == 1:
                 return program, num_episodes
