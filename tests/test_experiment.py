@@ -1,12 +1,15 @@
 """common/runner/experiment.py: when a run is evaluated, and how results are joined."""
 
+import importlib
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from helpers import SCRIPTS
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.environment import make_env
 from common.runner.experiment import EVAL_METRICS, Experiment, Result, append_evaluation, join_results, until
 from common.runner.options import Options
 
@@ -16,29 +19,72 @@ class Config:
     num_iterations: int = 40
     steps_per_iteration: int = 25
     learning_starts: int = 0
+    env: str = "CartPole-v1"  # an evaluation episode takes at most 500 steps
 
     def env_steps(self, iterations):
         return self.learning_starts + iterations * self.steps_per_iteration
 
 
+LONG = Config(steps_per_iteration=500)  # 20,000 env steps: twenty evaluations play at most 16 times as many
+
+
+def experiment_of(config, **options):
+    return Experiment("x.py", None, config, Options(**options), {})
+
+
 def evaluated(config, **options):
-    return Experiment("x.py", None, config, Options(**options), {}).evaluated_iterations.tolist()
+    return experiment_of(config, **options).evaluated_iterations.tolist()
 
 
 # -- When --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_twentieth_of_the_run_is_the_default():
-    assert evaluated(Config()) == list(range(2, 40, 2))
+    assert evaluated(LONG) == list(range(2, 40, 2))
 
 
 @given(st.builds(Config, st.integers(1, 500), st.integers(1, 10**6), st.integers(0, 10**6)))
 def test_about_twenty_evaluations_whatever_the_length(config):
     points = evaluated(config)
-    if config.learning_starts == 0 and config.num_iterations >= 100:
+    if config.learning_starts == 0 and config.num_iterations >= 100 and config.env_steps(100) >= 20_000:
         assert 15 <= len(points) <= 19
     assert len(points) <= 19
     assert all(0 < point < config.num_iterations for point in points)
+
+
+@given(
+    st.builds(Config, st.integers(1, 500), st.integers(1, 1000), st.integers(0, 10**4)),
+    st.integers(1, 200),
+    st.integers(1, 1000),
+)
+def test_evaluations_never_play_more_than_16_times_the_env_steps_of_training(config, eval_episodes, eval_max_steps):
+    """All episodes at full length; the evaluation at the end is always made. There are as many as that allows."""
+    options = {"eval_episodes": eval_episodes, "eval_max_steps": eval_max_steps}
+    number = experiment_of(config, **options).auto_evaluations
+    most, each = 16 * config.env_steps(config.num_iterations), eval_episodes * min(eval_max_steps, 500)
+    assert 1 <= number <= 20
+    assert number == 1 or number * each <= most
+    assert number == 20 or (number + 1) * each > most
+    assert len(evaluated(config, **options)) <= number - 1, "the end comes on top"
+
+
+def test_a_short_run_is_evaluated_seldom():
+    """An evaluation plays at most 32 x 500 env steps."""
+    assert evaluated(Config(10, 512)) == [2, 4, 6, 8]  # 5,120 env steps: five evaluations with the end
+    assert evaluated(Config(4, 512)) == [2]
+    assert evaluated(Config(2, 512)) == []
+    assert evaluated(Config(10, 512), eval_every="1") == list(range(1, 10)), "what is asked for is done"
+    assert evaluated(Config(10, 512), eval_max_steps=100) == list(range(1, 10))
+    assert evaluated(Config(10, 512), eval_episodes=8) == list(range(1, 10))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_preset_is_long_enough_for_twenty_evaluations(script):
+    """But those whose runs are as short as twenty episodes at full length."""
+    presets = importlib.import_module(script).PRESETS
+    for config in (config for env, config in presets.items() if "/" not in env):
+        steps, limit = config.env_steps(config.num_iterations), make_env(config.env).max_episode_steps
+        assert (experiment_of(config).auto_evaluations == 20) == (steps > 20 * limit), config.env
 
 
 @given(

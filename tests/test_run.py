@@ -196,10 +196,11 @@ def test_metrics_have_a_row_per_seed_and_a_column_per_iteration(script, undistur
     assert {name: x.shape for name, x in metrics.items()} == dict.fromkeys(metrics, (2, ITERATIONS))
     differing = [name for name, x in metrics.items() if not np.array_equal(x[0], x[1], equal_nan=True)]
     assert len(differing) >= len(metrics) // 2, f"both seeds are one, but for {differing}"
-    twentieths = -(-config.total_timesteps // 20) * np.arange(1, 20)
-    expected = [*env_steps[np.searchsorted(env_steps, twentieths)], env_steps[-1]]
+    number = min(20, 16 * config.total_timesteps // (2 * 500))  # of two episodes of at most 500 steps
+    multiples = -(-config.total_timesteps // number) * np.arange(1, number)
+    expected = [*env_steps[np.searchsorted(env_steps, multiples)], env_steps[-1]]
     np.testing.assert_array_equal(evaluations["eval_env_steps"], expected)
-    assert evaluations["eval_episode_return"].shape == evaluations["eval_episode_length"].shape == (2, 20)
+    assert evaluations["eval_episode_return"].shape == evaluations["eval_episode_length"].shape == (2, number)
 
 
 def test_the_learning_curve_is_a_table_and_a_picture(script, undisturbed):
@@ -1012,6 +1013,15 @@ def test_a_run_says_when_it_waits_for_the_evaluation_program(is_late, monkeypatc
     result = call("ppo", *small_run("ppo", name="waiting"))
     assert_finished(result)
     assert result.stdout.count("\nwaiting for the evaluation program to compile ...\n") == is_late
+
+
+def test_a_short_run_says_that_it_is_evaluated_less_often():
+    arguments = small_run("ppo", 4, eval_episodes=2)
+    result = call("ppo", *arguments)
+    line = "2 evaluations instead of 20, which could take more than 16 times the env steps of training"
+    assert f"\n{line}; --eval-every N overrides\n" in result.stdout
+    for changes in ({"eval_every": "32"}, {"eval_episodes": 0}, {"eval_max_steps": 10}):
+        assert "instead of" not in call("ppo", *small_run("ppo", 4, **changes)).stdout
 
 
 def test_each_evaluation_plays_other_episodes():

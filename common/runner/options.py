@@ -20,7 +20,9 @@ class Options:
     out: str = "runs"  # results go to OUT/<script>/<env>/NAME
     name: str = ""  # folder of this run; empty: date and time
     eval_episodes: int = 32  # greedy episodes per seed in each evaluation; 0: no evaluation
-    eval_every: str = "auto"  # env steps per seed between evaluations; auto: a twentieth of the run; 0: only at the end
+    # env steps per seed between evaluations; 0: only at the end; auto: 20 evaluations, fewer in a run so short that
+    # their episodes, at full length, would take more than 16 times its env steps
+    eval_every: str = "auto"
     eval_max_steps: int = 10_000  # steps after which a greedy episode is cut, if the environment has no lower limit
     checkpoint_every: float = 60.0  # seconds between checkpoints; 0: after every iteration; the end is always saved
     checkpoint_buffer: bool = True  # save the replay buffer too; without it files are small but resuming is not exact

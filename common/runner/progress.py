@@ -6,7 +6,7 @@ import time
 import jax
 import numpy as np
 
-from common.runner.experiment import Experiment, Part, Progress
+from common.runner.experiment import MAX_EVALUATIONS, MAX_STEPS_RATIO, Experiment, Part, Progress
 from common.runner.memory import available_bytes, format_bytes
 from common.runner.statistics import finite_lanes, iqm
 
@@ -14,7 +14,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 def print_header(experiment: Experiment, num_devices: int, lane_bytes: int) -> None:
-    """Print what is trained, on which devices, and how many lanes fit their memory."""
+    """Print what is trained, on which devices, how many lanes fit their memory, and if there are few evaluations."""
     config, options = experiment.config, experiment.options
     last = options.seed + options.num_seeds - 1
     seeds = f"seeds {options.seed} to {last}" if options.num_seeds > 1 else f"seed {options.seed}"
@@ -26,6 +26,11 @@ def print_header(experiment: Experiment, num_devices: int, lane_bytes: int) -> N
     memory = available_bytes(num_devices)
     room = f"at most {memory // lane_bytes:,} fit in {format_bytes(memory)} of memory"
     print(f"{steps}; {format_bytes(lane_bytes)} of state per lane, {room}", flush=True)
+    number = experiment.auto_evaluations
+    if options.eval_episodes and options.eval_every == "auto" and number < MAX_EVALUATIONS:
+        count = "1 evaluation" if number == 1 else f"{number} evaluations"
+        more = f"more than {MAX_STEPS_RATIO} times the env steps of training"
+        print(f"{count} instead of {MAX_EVALUATIONS}, which could take {more}; --eval-every N overrides", flush=True)
 
 
 def latest_return(metrics: dict[str, np.ndarray]) -> float:
