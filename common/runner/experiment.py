@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from common.environment import make_env
-from common.runner.evaluation import episode_limit
 from common.runner.options import Options, parse_integer
 
 EVAL_STEPS, EVAL_METRICS = "eval_env_steps", ("eval_episode_return", "eval_episode_length")
@@ -108,6 +106,9 @@ class Experiment:
     @cached_property
     def auto_evaluations(self) -> int:
         """Number of evaluations with --eval-every auto, the one at the end included."""
+        from common.environment import make_env  # imported here: a comparison of runs needs no environment
+        from common.runner.evaluation import episode_limit
+
         limit = episode_limit(make_env(self.config.env), self.options.eval_max_steps)
         most = MAX_STEPS_RATIO * self.config.env_steps(self.config.num_iterations)
         return int(np.clip(most // (max(1, self.options.eval_episodes) * limit), 1, MAX_EVALUATIONS))
