@@ -312,7 +312,7 @@ def make(config: Config) -> Algorithm:
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
     num_prefill_steps = config.learning_starts // config.num_envs
     rows_shape = num_cycles, config.cycle_updates, config.batch_size
-    noise_shape = num_cycles, config.cycle_updates, 2, config.batch_size, action_dim
+    noise_shape = num_cycles, config.cycle_updates, 2, config.batch_size, action_dim  # 2 losses
 
     def init(key):
         actor_key, critic_key, reset_key, action_key, env_key, key = jax.random.split(key, 6)
