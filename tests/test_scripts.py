@@ -60,7 +60,7 @@ SWEPT = {
         "gamma": 0.6,
         "epsilon_start": 0.0,
         "epsilon_end": 0.9,
-        "exploration_fraction": 0.01,
+        "exploration_fraction": 0.9,
     },
     "sac": {
         "tau": 0.3,
