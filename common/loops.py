@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-UNROLL = 8  # rounds of a short loop that a GPU runs as one: half the launches; each doubling doubles the compilation
+UNROLL = 8  # rounds of a short loop that a GPU runs as one: fewer kernels, longer compilation (benchmarks/NOTES.md)
 
 
 def unroll() -> int:
