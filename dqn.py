@@ -26,7 +26,7 @@ Run: python dqn.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -98,63 +98,6 @@ class Config:
     def env_steps(self, iterations: int) -> int:
         """Env steps per seed after this many iterations."""
         return self.learning_starts + iterations * self.steps_per_iteration
-
-
-GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
-MINATAR = Config(  # Obando-Ceron & Castro 2021
-    total_timesteps=1_000_000,
-    steps_per_iteration=10_000,
-    num_envs=4,
-    batch_size=32,
-    target_interval=1_000,
-    adam_eps=3.125e-4,
-    epsilon_end=0.1,
-    exploration_fraction=0.1,
-    hidden_sizes=(128,),
-)
-PGX = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
-SMALL = Config(
-    total_timesteps=20_000,
-    num_envs=10,
-    train_interval=10,
-    gradient_steps=5,
-    target_interval=100,
-    learning_rate=1e-3,
-    anneal_learning_rate=True,
-    exploration_fraction=0.2,
-)
-PRESETS: dict[str, Config] = {
-    preset.env: preset
-    for preset in (
-        replace(
-            SMALL,
-            env="CartPole-v1",
-            total_timesteps=50_000,
-            gradient_steps=10,
-            gamma=0.995,
-            n_step=3,
-            normalize_obs=True,
-            hidden_sizes=(64, 64),
-            layer_norm=True,
-        ),
-        replace(SMALL, env="Acrobot-v1", total_timesteps=100_000, target_interval=250, layer_norm=True),
-        replace(
-            SMALL,
-            env="MountainCar-v0",
-            total_timesteps=120_000,
-            gradient_steps=10,
-            target_interval=200,
-            n_step=3,
-            normalize_obs=True,
-            layer_norm=True,
-        ),
-        replace(SMALL, env="Catch-bsuite"),
-        replace(SMALL, env="DeepSea-bsuite", exploration_fraction=0.8),
-        replace(SMALL, env="FourRooms-misc", total_timesteps=50_000),
-        *(replace(MINATAR, env=f"{game}-MinAtar") for game in GAMES),
-        *(replace(MINATAR, env=f"pgx/minatar-{game}") for game in PGX),  # not yet measured
-    )
-}
 
 
 # -- Networks --------------------------------------------------------------------------------------
@@ -408,4 +351,4 @@ def make_train(config: Config) -> Callable[[jax.Array], tuple[State, dict[str, j
 if __name__ == "__main__":
     from common.runner.main import run
 
-    run(__file__, Config, PRESETS, make)
+    run(__file__, Config, make)

@@ -31,7 +31,7 @@ Run: python sac.py --env Pendulum-v1 --num-seeds 16 (--help lists every setting)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -99,66 +99,6 @@ class Config:
     def env_steps(self, iterations: int) -> int:
         """Env steps per seed after this many iterations."""
         return self.learning_starts + iterations * self.steps_per_iteration
-
-
-ROBOT = Config(learning_starts=5_000, critic_learning_rate=1e-3)  # as CleanRL's sac_continuous_action
-ROBOTS = ("halfcheetah", "walker2d", "ant")
-SMALL = Config(
-    total_timesteps=50_000,
-    buffer_size=50_000,
-    batch_size=128,
-    train_interval=4,
-    gradient_steps=2,
-    tau=0.01,
-    actor_learning_rate=1e-3,
-    critic_learning_rate=1e-3,
-    alpha_learning_rate=1e-3,
-    hidden_sizes=(64, 64),
-)
-BRAX = replace(
-    SMALL,
-    total_timesteps=100_000,
-    num_envs=8,
-    train_interval=8,
-    gradient_steps=4,
-    buffer_size=100_000,
-    normalize_obs=True,
-)
-PRESETS: dict[str, Config] = {
-    preset.env: preset
-    for preset in (
-        Config(
-            "Pendulum-v1",
-            total_timesteps=20_000,
-            steps_per_iteration=200,
-            buffer_size=20_000,
-            batch_size=128,
-            tau=0.01,
-            actor_learning_rate=2e-3,
-            critic_learning_rate=2e-3,
-            alpha_learning_rate=2e-3,
-            gamma=0.98,
-            hidden_sizes=(64, 64),
-        ),
-        replace(SMALL, env="MountainCarContinuous-v0", noise_steps=20),
-        replace(SMALL, env="PointRobot-misc", alpha=0.1),
-        *(replace(SMALL, env=f"{task}-misc") for task in ("Reacher", "Swimmer")),
-        replace(
-            SMALL,
-            env="brax/inverted_pendulum",
-            total_timesteps=20_000,
-            steps_per_iteration=200,
-            buffer_size=20_000,
-            train_interval=1,
-            gradient_steps=1,
-        ),
-        replace(BRAX, env="brax/reacher", gamma=0.9),
-        replace(  # measured with backend=spring
-            BRAX, env="brax/hopper", gradient_steps=8, gamma=0.997, n_step=3, layer_norm=True
-        ),
-        *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured
-    )
-}
 
 
 # -- Networks --------------------------------------------------------------------------------------
@@ -462,4 +402,4 @@ def make_train(config: Config) -> Callable[[jax.Array], tuple[State, dict[str, j
 if __name__ == "__main__":
     from common.runner.main import run
 
-    run(__file__, Config, PRESETS, make)
+    run(__file__, Config, make)

@@ -169,7 +169,7 @@ def train(pair: Pair, out: Path) -> dict[str, Any]:
 def settings(pair: Pair) -> dict[str, Any]:
     """The settings of a pair, as config.json has them."""
     script = importlib.import_module(pair.script)
-    config = find_preset(script.Config, script.PRESETS, pair.env)
+    config = find_preset(pair.script, script.Config, pair.env) or script.Config(env=pair.env)
     if pair.total_timesteps is not None:
         config = replace(config, total_timesteps=pair.total_timesteps)
     return json.loads(json.dumps(asdict(config)))

@@ -22,6 +22,7 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
+from common.presets import read_presets
 from common.runner import checkpoint
 from common.runner import folder as run_folder
 from common.runner.main import run
@@ -67,6 +68,11 @@ ITERATIONS = 40
 SECONDS = 300.0  # after which a process is given up
 
 
+def presets(script: str) -> dict:
+    """The presets of a script, each environment's Config."""
+    return read_presets(script, importlib.import_module(script).Config)
+
+
 # -- Command lines -----------------------------------------------------------------------------------------------------
 
 
@@ -85,7 +91,7 @@ def flags(**fields) -> list[str]:
 def small_config(script: str, iterations: int = ITERATIONS, **changes):
     """The Config of a small run of so many iterations."""
     module, env = importlib.import_module(script), changes.get("env", ENVS[script][0])
-    default = module.PRESETS.get(env, module.Config(env=env))
+    default = presets(script).get(env, module.Config(env=env))
     config = dataclasses.replace(default, **{**SMALL[script], **changes})
     return dataclasses.replace(config, total_timesteps=config.env_steps(iterations))
 
@@ -196,9 +202,7 @@ def path_of(script: str) -> str:
 def call(script: str, *arguments: str) -> Result:
     """Run a script's command line in this process and in the current folder, without the seconds of imports."""
     module = importlib.import_module(script)
-    return capture(
-        lambda: run(module.__file__, module.Config, module.PRESETS, module.make), module.__file__, *arguments
-    )
+    return capture(lambda: run(module.__file__, module.Config, module.make), module.__file__, *arguments)
 
 
 def capture(main, *argv: str) -> Result:

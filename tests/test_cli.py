@@ -6,7 +6,7 @@ import re
 import sys
 
 import pytest
-from helpers import ENVS, SCRIPTS, capture
+from helpers import ENVS, SCRIPTS, capture, presets
 
 from common.runner.cli import parse
 from common.runner.options import Options
@@ -23,12 +23,11 @@ def terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
 
 
-def parsed(script, *words, presets=None):
+def parsed(script, *words):
     """Config and Options of a command line."""
     module = importlib.import_module(script)
     given = []
-    presets = module.PRESETS if presets is None else presets
-    result = capture(lambda: given.append(parse(module.__file__, module.Config, presets)), module.__file__, *words)
+    result = capture(lambda: given.append(parse(module.__file__, module.Config)), module.__file__, *words)
     assert result.status == 0, result
     return given[0]
 
@@ -36,7 +35,7 @@ def parsed(script, *words, presets=None):
 def help_of(script, *words):
     """What --help says, without the frames around it."""
     module = importlib.import_module(script)
-    result = capture(lambda: parse(module.__file__, module.Config, module.PRESETS), module.__file__, *words, "--help")
+    result = capture(lambda: parse(module.__file__, module.Config), module.__file__, *words, "--help")
     assert (result.status, result.stderr) == (0, "")
     return re.sub(r"[│╭╮╰╯─]+", "", result.stdout)
 
@@ -81,8 +80,7 @@ def test_every_flag_has_a_line_of_help(script):
 
 
 def test_help_shows_the_values_that_will_run(script):
-    module = importlib.import_module(script)
-    env, preset = next(iter(module.PRESETS.items()))
+    env, preset = next(iter(presets(script).items()))
     for words in (["--env", env], [f"--env={env}"]):
         text = help_of(script, *words)
         helps = flag_helps(text)
@@ -96,7 +94,7 @@ def test_help_shows_the_values_that_will_run(script):
 def test_help_fits_a_narrow_terminal(script, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     module = importlib.import_module(script)
-    result = capture(lambda: parse(module.__file__, module.Config, module.PRESETS), module.__file__, "--help")
+    result = capture(lambda: parse(module.__file__, module.Config), module.__file__, "--help")
     assert result.stdout.startswith(f"usage: python {script}.py")
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "\x1b" not in result.stdout, "colours are for terminals"
@@ -108,40 +106,38 @@ def test_help_fits_a_narrow_terminal(script, monkeypatch):
 def test_without_flags_the_default_environment_has_its_preset(script):
     module = importlib.import_module(script)
     config, options = parsed(script)
-    assert config == module.PRESETS.get(module.Config().env, module.Config())
+    assert config == presets(script).get(module.Config().env, module.Config())
     assert options == Options()
 
 
 def test_every_preset_is_taken_by_its_name(script):
-    module = importlib.import_module(script)
-    assert module.PRESETS
-    for env, preset in module.PRESETS.items():
+    assert presets(script)
+    for env, preset in presets(script).items():
         for words in (["--env", env], [f"--env={env}"]):
             config, _ = parsed(script, *words)
             assert config == preset
 
 
 def test_options_of_an_environment_keep_its_preset(script):
-    module = importlib.import_module(script)
-    for env, preset in module.PRESETS.items():
+    for env, preset in presets(script).items():
         config, _ = parsed(script, "--env", f"{env}:max_episode_steps=7")
         assert config == dataclasses.replace(preset, env=f"{env}:max_episode_steps=7")
 
 
 def test_presets_name_their_environment_and_differ_from_the_defaults(script):
     module = importlib.import_module(script)
-    for env, preset in module.PRESETS.items():
+    for env, preset in presets(script).items():
         assert preset.env == env
         assert preset != module.Config(env=env), f"the preset of {env} is the default"
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_flags_win_over_presets(script, order):
-    env = ENVS[script][0]
-    config_class = importlib.import_module(script).Config
-    presets = {env: config_class(env, total_timesteps=30_000, gamma=0.5, normalize_obs=True)}
+def test_flags_win_over_presets(script, order, tmp_path, monkeypatch):
+    monkeypatch.setattr("common.presets.FOLDER", tmp_path)
+    preset = f'[[preset]]\nenvs = ["{ENVS[script][0]}"]\ntotal_timesteps = 30_000\ngamma = 0.5\nnormalize_obs = true'
+    (tmp_path / f"{script}.toml").write_text(preset)
     env, changes = ["--env", ENVS[script][0]], ["--gamma", "0.75", "--no-normalize-obs"]
-    config, _ = parsed(script, *(env + changes if order == "after" else changes + env), presets=presets)
+    config, _ = parsed(script, *(env + changes if order == "after" else changes + env))
     assert (config.total_timesteps, config.gamma, config.normalize_obs) == (30_000, 0.75, False)
 
 
@@ -149,6 +145,8 @@ def test_an_environment_without_a_preset_has_the_defaults(script):
     module = importlib.import_module(script)
     config, _ = parsed(script, "--env", "MemoryChain-bsuite")
     assert config == dataclasses.replace(module.Config(), env="MemoryChain-bsuite")
+    text = help_of(script, "--env", "MemoryChain-bsuite")
+    assert "The defaults are those of Config; MemoryChain-bsuite has no preset." in text
 
 
 # -- Values ------------------------------------------------------------------------------------------------------------
@@ -167,5 +165,5 @@ def test_parsing_leaves_the_command_line_as_it_is(script, monkeypatch):
     words = [f"{script}.py", "--env", ENVS[script][0], "--seed", "3"]
     monkeypatch.setattr(sys, "argv", words.copy())
     module = importlib.import_module(script)
-    parse(module.__file__, module.Config, module.PRESETS)
+    parse(module.__file__, module.Config)
     assert sys.argv == words

@@ -1,11 +1,10 @@
 """common/runner/experiment.py: when a run is evaluated, and how results are joined."""
 
-import importlib
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from helpers import SCRIPTS
+from helpers import SCRIPTS, presets
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,8 +80,7 @@ def test_a_short_run_is_evaluated_seldom():
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_preset_is_long_enough_for_twenty_evaluations(script):
     """But those whose runs are as short as twenty episodes at full length."""
-    presets = importlib.import_module(script).PRESETS
-    for config in (config for env, config in presets.items() if "/" not in env):
+    for config in (config for env, config in presets(script).items() if "/" not in env):
         steps, limit = config.env_steps(config.num_iterations), make_env(config.env).max_episode_steps
         assert (experiment_of(config).auto_evaluations == 20) == (steps > 20 * limit), config.env
 

@@ -60,7 +60,7 @@ def test_commands_have_flags_that_exist(command, folder, monkeypatch):
         assert (result.status, result.stderr) == (2, "error: it would load the run\n")
         return
     module = importlib.import_module(program.removesuffix(".py"))
-    result = capture(lambda: parse(module.__file__, module.Config, module.PRESETS), program, *words)
+    result = capture(lambda: parse(module.__file__, module.Config), program, *words)
     assert (result.status, result.stderr) == (0, "")
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import optax
 import probes
 import pytest
+from helpers import presets
 
 from common.config import validate
 from common.environment import make_env
@@ -188,7 +189,7 @@ def test_config_is_frozen_and_has_defaults(script):
 def test_presets_can_be_built(script):
     """Every preset names a known environment and passes the checks; suites that are slow to make are not made."""
     module = importlib.import_module(script)
-    for env, preset in module.PRESETS.items():
+    for env, preset in presets(script).items():
         assert preset.env == env
         suite, _, name = env.rpartition("/")
         if not suite:

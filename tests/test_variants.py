@@ -14,7 +14,7 @@ import probes
 import pytest
 import sac_discrete
 from flax import struct
-from helpers import ROOT, call, capture, execute, flags, run_differences, small_run
+from helpers import ROOT, call, capture, execute, flags, presets, run_differences, small_run
 from test_scripts import BUILT, RUN, data, exempt_dependencies, few_objects, modes  # noqa: F401  # two are fixtures
 
 import ppo
@@ -366,7 +366,7 @@ def test_iterations_run_in_mode(mode, variant):
 @each_variant
 def test_presets_can_be_built(variant):
     module = VARIANTS[variant]
-    for env, preset in module.PRESETS.items():
+    for env, preset in presets(variant).items():
         assert preset.env == env
         if "/" not in env:
             module.make(preset)

@@ -33,7 +33,7 @@ Run: python variants/ppo_rnn.py --env MemoryChain-bsuite --num-seeds 16 (--help 
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -99,108 +99,6 @@ class Config:
     def env_steps(self, iterations: int) -> int:
         """Env steps per seed after this many iterations."""
         return iterations * self.steps_per_iteration
-
-
-GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
-MINATAR = Config(total_timesteps=10_000_000, num_envs=64, num_minibatches=8, learning_rate=1e-3, activation="relu")
-PGX = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
-GRID = Config(total_timesteps=500_000, num_envs=16, num_steps=64, num_minibatches=8, learning_rate=1e-3)
-ROBOT = Config(  # as CleanRL's ppo_continuous_action, with more environments and shorter rollouts
-    total_timesteps=5_000_000,
-    num_envs=32,
-    num_steps=64,
-    num_epochs=10,
-    num_minibatches=32,
-    learning_rate=3e-4,
-    ent_coef=0.0,
-    normalize_obs=True,
-    normalize_reward=True,
-)
-ROBOTS = ("halfcheetah", "walker2d", "ant")
-MISC = replace(ROBOT, total_timesteps=1_000_000, num_envs=64, num_minibatches=16, learning_rate=1e-3)
-CRAFTAX = Config(total_timesteps=100_000_000, num_envs=256, num_steps=64, num_minibatches=8, hidden_sizes=(512, 512))
-PRESETS: dict[str, Config] = {
-    preset.env: preset
-    for preset in (
-        Config("MemoryChain-bsuite", total_timesteps=50_000, num_envs=16, num_steps=64, learning_rate=2.5e-3),
-        # Those of ppo.py, not yet measured with a memory.
-        Config(
-            "CartPole-v1",
-            total_timesteps=100_000,
-            num_envs=8,
-            num_steps=64,
-            learning_rate=2.5e-3,
-            gamma=0.98,
-            gae_lambda=0.8,
-        ),
-        Config(
-            "Acrobot-v1",
-            total_timesteps=500_000,
-            num_envs=16,
-            num_steps=64,
-            learning_rate=2.5e-3,
-            ent_coef=0.0,
-            normalize_obs=True,
-            normalize_reward=True,
-            layer_norm=True,
-        ),
-        Config(
-            "MountainCar-v0",
-            total_timesteps=1_000_000,
-            num_envs=16,
-            num_steps=64,
-            num_minibatches=8,
-            learning_rate=3e-3,
-            gae_lambda=0.98,
-            ent_coef=0.0,
-            normalize_obs=True,
-            normalize_reward=True,
-        ),
-        Config(
-            "MountainCarContinuous-v0",
-            total_timesteps=200_000,
-            num_envs=8,
-            num_epochs=10,
-            num_minibatches=8,
-            learning_rate=3e-4,
-            ent_coef=0.0,
-            normalize_obs=True,
-            normalize_reward=True,
-        ),
-        Config(
-            "Pendulum-v1",
-            total_timesteps=300_000,
-            num_envs=16,
-            num_steps=64,
-            num_epochs=10,
-            num_minibatches=16,
-            learning_rate=5e-4,
-            max_grad_norm=5.0,
-            gamma=0.98,
-            ent_coef=0.0,
-            normalize_obs=True,
-            normalize_reward=True,
-            layer_norm=True,
-        ),
-        *(
-            replace(GRID, env=env, total_timesteps=100_000)
-            for env in ("Catch-bsuite", "DeepSea-bsuite", "FourRooms-misc")
-        ),
-        *(replace(MISC, env=f"{task}-misc") for task in ("PointRobot", "Reacher", "Swimmer")),
-        *(replace(MINATAR, env=f"{game}-MinAtar") for game in GAMES),
-        *(replace(MINATAR, env=f"pgx/minatar-{game}") for game in PGX),  # not yet measured
-        replace(ROBOT, env="brax/inverted_pendulum", total_timesteps=400_000),
-        replace(ROBOT, env="brax/reacher", total_timesteps=1_000_000, gamma=0.9),
-        replace(ROBOT, env="brax/hopper", total_timesteps=1_000_000, gamma=0.997),  # measured with backend=spring
-        *(replace(ROBOT, env=f"brax/{robot}") for robot in ROBOTS),  # not yet measured
-        replace(ROBOT, env="playground/CartpoleBalance", total_timesteps=400_000),
-        *(replace(ROBOT, env=f"playground/{task}") for task in ("CheetahRun", "WalkerWalk")),  # not yet measured
-        *(replace(CRAFTAX, env=f"craftax/Craftax-{game}Symbolic-v1") for game in ("", "Classic-")),  # not yet measured
-        replace(GRID, env="navix/Navix-Empty-5x5-v0", total_timesteps=200_000),
-        replace(GRID, env="navix/Navix-DoorKey-8x8-v0", total_timesteps=5_000_000),  # not yet measured
-        replace(GRID, env="xminigrid/MiniGrid-Empty-5x5", total_timesteps=200_000),
-    )
-}
 
 
 # -- Networks --------------------------------------------------------------------------------------
@@ -559,4 +457,4 @@ def make_train(config: Config) -> Callable[[jax.Array], tuple[State, dict[str, j
 if __name__ == "__main__":
     from common.runner.main import run
 
-    run(__file__, Config, PRESETS, make)
+    run(__file__, Config, make)

@@ -100,29 +100,6 @@ class Config:
         return self.learning_starts + iterations * self.steps_per_iteration
 
 
-PRESETS: dict[str, Config] = {
-    preset.env: preset
-    for preset in (
-        Config(
-            "CartPole-v1",
-            total_timesteps=30_000,
-            num_envs=10,
-            steps_per_iteration=200,
-            buffer_size=30_000,
-            batch_size=128,
-            train_interval=10,
-            gradient_steps=10,
-            tau=0.01,
-            actor_learning_rate=1e-3,
-            critic_learning_rate=3e-3,
-            alpha_learning_rate=1e-3,
-            target_entropy=0.3,
-            hidden_sizes=(64, 64),
-        ),
-    )
-}
-
-
 # -- Networks --------------------------------------------------------------------------------------
 
 
@@ -400,4 +377,4 @@ def make_train(config: Config) -> Callable[[jax.Array], tuple[State, dict[str, j
 if __name__ == "__main__":
     from common.runner.main import run
 
-    run(__file__, Config, PRESETS, make)
+    run(__file__, Config, make)

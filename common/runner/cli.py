@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import tyro
 
+from common.presets import read_presets
 from common.runner import folder
 from common.runner.options import FIXED, Options, check_options, parse_integer
 from common.runner.record import read_config
@@ -26,17 +27,22 @@ def shown_path(script: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
 
 
-def find_preset(config_class: type, presets: dict[str, Any], env: str) -> Any:
-    """The default Config of an environment; options behind a colon do not change which preset it takes."""
-    return dataclasses.replace(presets.get(env.partition(":")[0], config_class()), env=env)
+def find_preset(script: str, config_class: type, env: str) -> Any:
+    """The preset of an environment, None without one; options behind a colon do not change which preset it takes.
+
+    Raises:
+        ValueError: the file of presets has an error.
+    """
+    preset = read_presets(Path(script).stem, config_class).get(env.partition(":")[0])
+    return preset and dataclasses.replace(preset, env=env)
 
 
-def parse(script: str, config_class: type, presets: dict[str, Any]) -> tuple[Any, Options]:
+def parse(script: str, config_class: type) -> tuple[Any, Options]:
     """Read sys.argv. The defaults are the preset of the chosen environment, or with --resume the settings of that run.
 
     Raises:
-        ValueError: an option with a value that it cannot have, no run to resume, or one that was started with other
-            settings.
+        ValueError: an option with a value that it cannot have, no run to resume, one that was started with other
+            settings, or an error in the file of presets.
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--env", default=config_class().env)
@@ -44,9 +50,12 @@ def parse(script: str, config_class: type, presets: dict[str, Any]) -> tuple[Any
     known, _ = first.parse_known_args()
     if known.resume:
         config, options = _read_run(Path(known.resume), Path(script).stem, config_class)
+        source = known.resume
     else:
-        config, options = find_preset(config_class, presets, known.env), Options()
-    given_config, given_options = _parse_flags(script, config, options)
+        preset, options = find_preset(script, config_class, known.env), Options()
+        config = preset or config_class(env=known.env)
+        source = known.env if preset else f"Config; {known.env} has no preset"
+    given_config, given_options = _parse_flags(script, config, options, source)
     check_options(given_options)
     if known.resume:
         _check_unchanged(known.resume, (config, options), (given_config, given_options))
@@ -65,7 +74,7 @@ def _read_run(directory: Path, algorithm: str, config_class: type) -> tuple[Any,
         raise ValueError(f"{directory / 'config.json'}: {error}") from error
 
 
-def _parse_flags(script: str, config: Any, options: Options) -> tuple[Any, Options]:
+def _parse_flags(script: str, config: Any, options: Options, source: str) -> tuple[Any, Options]:
     name = Path(script).stem
     config_type = Annotated[type(config), tyro.conf.arg(help=f"Settings of {name.upper()}.")]
     options_type = Annotated[Options, tyro.conf.arg(help="Options of the run, the same for every algorithm.")]
@@ -73,7 +82,7 @@ def _parse_flags(script: str, config: Any, options: Options) -> tuple[Any, Optio
     given = tyro.cli(
         tyro.conf.OmitArgPrefixes[arguments],
         prog=f"python {shown_path(script)}",
-        description=f"Train {name.upper()}. The defaults are those of {config.env}.",
+        description=f"Train {name.upper()}. The defaults are those of {source}.",
         default=arguments(config, options),
         registry=_registry(),
     )

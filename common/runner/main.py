@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 
@@ -23,7 +23,7 @@ from common.runner.training import Run, write_record
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "single-file-jax-rl"
 
 
-def run(script: str, config_class: type, presets: dict[str, Any], make: Callable) -> None:
+def run(script: str, config_class: type, make: Callable) -> None:
     """The command line of a script: read sys.argv, train, evaluate, write files.
 
     Exits with status 2 and one line on stderr if the input is bad, with 128 + signal after Ctrl-C or SIGTERM, and
@@ -34,17 +34,18 @@ def run(script: str, config_class: type, presets: dict[str, Any], make: Callable
         jax.config.update("jax_compilation_cache_dir", str(CACHE))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     try:
-        prepared = prepare(script, config_class, presets, make)
+        prepared = prepare(script, config_class, make)
+        preset = find_preset(script, config_class, prepared.experiment.config.env)
     except (ValueError, OSError) as error:
         refuse(error)
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
     with StopSignal() as stop:
         try:
-            begun = begin(prepared, stop, timing)
+            begun = begin(prepared, preset is not None, stop, timing)
             results = begun.train_parts()
             if not stop.received or (results and len(begun.parts) == 1):
-                begun.conclude(results, find_preset(config_class, presets, prepared.experiment.config.env))
+                begun.conclude(results, preset or config_class())
         except ValueError as error:
             refuse(error)
         except OSError as error:
@@ -68,13 +69,13 @@ def refuse(error: Exception) -> NoReturn:
     fail(str(error))
 
 
-def begin(prepared: Prepared, stop: StopSignal, timing: Timing) -> Run:
+def begin(prepared: Prepared, has_preset: bool, stop: StopSignal, timing: Timing) -> Run:
     """Write the record of a new run, plan the parts and compile."""
     experiment, directory = prepared.experiment, prepared.directory
     if not experiment.options.resume:  # before compiling, so that a run killed meanwhile can be resumed
         write_record(experiment, directory, [], prepared.wandb_id)
     num_devices = experiment.options.devices or jax.local_device_count()
-    print_header(experiment, num_devices, num_bytes(prepared.abstract_state))
+    print_header(experiment, has_preset, num_devices, num_bytes(prepared.abstract_state))
     try:
         programs, parts = plan(experiment, prepared.abstract_state, num_devices, prepared.parts)
     except ValueError:

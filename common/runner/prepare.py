@@ -33,13 +33,13 @@ class Prepared(NamedTuple):
     wandb_id: str  # from which the ids of the wandb runs are made
 
 
-def prepare(script: str, config_class: type, presets: dict[str, Any], make: Callable) -> Prepared:
+def prepare(script: str, config_class: type, make: Callable) -> Prepared:
     """Read the command line, connect the processes, check what is asked for and create the folder.
 
     Raises:
         ValueError: one line that says what to change.
     """
-    config, options = parse(script, config_class, presets)
+    config, options = parse(script, config_class)
     jax.config.update("jax_default_matmul_precision", PRECISIONS[options.matmul_precision])
     axes = read_axes(options.sweep, options.sweep_samples, config)
     num_lanes = count_settings(axes, options.sweep_samples) * options.num_seeds

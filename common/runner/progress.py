@@ -13,7 +13,7 @@ from common.runner.statistics import finite_lanes, iqm
 SECONDS_BETWEEN_LINES = 10.0
 
 
-def print_header(experiment: Experiment, num_devices: int, lane_bytes: int) -> None:
+def print_header(experiment: Experiment, has_preset: bool, num_devices: int, lane_bytes: int) -> None:
     """Print what is trained, on which devices, how many lanes fit their memory, and if there are few evaluations."""
     config, options = experiment.config, experiment.options
     last = options.seed + options.num_seeds - 1
@@ -22,6 +22,8 @@ def print_header(experiment: Experiment, num_devices: int, lane_bytes: int) -> N
     device = f"{num_devices} x {jax.local_devices()[0].device_kind}"
     processes = f" in each of {jax.process_count()} processes" if jax.process_count() > 1 else ""
     print(f"{experiment.algorithm} on {config.env}, {seeds}{sweep}, {device}{processes}")
+    if not (has_preset or options.resume):
+        print(f"presets/{experiment.algorithm}.toml has no preset for this environment: Config's defaults are used")
     steps = f"{config.env_steps(config.num_iterations):,} env steps per seed in {config.num_iterations:,} iterations"
     memory = available_bytes(num_devices)
     room = f"at most {memory // lane_bytes:,} fit in {format_bytes(memory)} of memory"

@@ -1,0 +1,102 @@
+"""The files of presets: what they may say, and that a mistake in one is a line with the file and the table."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from common.config import Fraction
+from common.presets import read_presets
+
+
+@dataclass(frozen=True)
+class Config:
+    """One field of each kind."""
+
+    env: str = "Here-v0"
+    num_envs: int = 1
+    gamma: Fraction = 0.99
+    normalize_obs: bool = False
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    activation: Literal["tanh", "relu"] = "tanh"
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """Write a file of presets and read it."""
+    monkeypatch.setattr("common.presets.FOLDER", tmp_path)
+
+    def write_and_read(text):
+        (tmp_path / "script.toml").write_text(text)
+        return read_presets("script", Config)
+
+    return write_and_read
+
+
+def test_a_table_gives_its_fields_to_each_of_its_environments(read):
+    presets = read("""
+[[preset]]
+envs = ["A-v0", "suite/B"]
+num_envs = 1_000
+gamma = 1
+hidden_sizes = [32]
+
+# a comment
+[[preset]]
+envs = ["C-v0"]
+normalize_obs = true
+activation = "relu"
+""")
+    first = Config(num_envs=1000, gamma=1, hidden_sizes=(32,))
+    assert presets == {
+        "A-v0": dataclasses.replace(first, env="A-v0"),
+        "suite/B": dataclasses.replace(first, env="suite/B"),
+        "C-v0": Config(env="C-v0", normalize_obs=True, activation="relu"),
+    }
+    assert list(presets) == ["A-v0", "suite/B", "C-v0"]
+
+
+def test_without_a_file_there_are_none():
+    assert read_presets("no_such_script", Config) == {}
+
+
+GOOD = '[[preset]]\nenvs = ["A-v0"]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GOOD + "[[preset]]\nenvs = ['B-v0']\nlearning_rat = 1e-3", "number 2: there is no setting learning_rat"),
+        (GOOD + "env = 'B-v0'", "number 1: there is no setting env"),
+        (GOOD + "num_envs = 1e6", "number 1: num_envs must be a positive int, not 1000000.0"),
+        (GOOD + "num_envs = true", "number 1: num_envs must be a positive int, not True"),
+        (GOOD + "gamma = 1.5", "number 1: gamma must be between 0 and 1, not 1.5"),
+        (GOOD + "normalize_obs = 1", "number 1: normalize_obs must be bool, not 1"),
+        (GOOD + "hidden_sizes = 64", "number 1: hidden_sizes must be tuple[int, ...], not 64"),
+        (GOOD + "activation = 'gelu'", "number 1: activation must be Literal['tanh', 'relu'], not 'gelu'"),
+        (GOOD + "[[preset]]\nenvs = ['B-v0', 'A-v0']", "number 2: A-v0 has a preset already"),
+        ("[[preset]]\nenvs = ['A-v0', 'A-v0']", "number 1: A-v0 has a preset already"),
+        ("[[preset]]\nnum_envs = 2", 'number 1: it needs envs = ["NAME", ...]'),
+        ("[[preset]]\nenvs = 'A-v0'", 'number 1: it needs envs = ["NAME", ...]'),
+        ("[[preset]]\nenvs = []", 'number 1: it needs envs = ["NAME", ...]'),
+        ("[[preset]]\nenvs = [1]", 'number 1: it needs envs = ["NAME", ...]'),
+    ],
+)
+def test_a_mistake_names_the_file_and_the_table(read, tmp_path, text, message):
+    with pytest.raises(ValueError, match="preset") as error:
+        read(text)
+    assert str(error.value) == f"{tmp_path / 'script.toml'}, [[preset]] {message}"
+
+
+@pytest.mark.parametrize("text", ["[preset]\nenvs = ['A-v0']", "[[presets]]\nenvs = ['A-v0']", "", "preset = 1"])
+def test_a_file_that_is_not_one_of_presets_is_refused(read, tmp_path, text):
+    with pytest.raises(ValueError, match=r"must consist of tables \[\[preset\]\]") as error:
+        read(text)
+    assert str(error.value).startswith(f"{tmp_path / 'script.toml'} ")
+
+
+def test_a_file_that_is_not_toml_is_refused_with_its_line(read, tmp_path):
+    with pytest.raises(ValueError, match="line 3") as error:
+        read(GOOD + "num_envs == 3")
+    assert str(error.value).startswith(f"{tmp_path / 'script.toml'}: ")
