@@ -53,7 +53,7 @@ from common.normalization import init_statistics, normalize, update_statistics
 class Config:
     """Float fields (NonNegative, Positive, Fraction) can be swept; the others are static."""
 
-    env: str = "Pendulum-v1"  # listed by python -m common.environments
+    env: str = "Pendulum-v1"  # listed by python -m common.suites
     total_timesteps: int = 1_000_000  # env steps per seed, learning_starts included
     num_envs: int = 1  # parallel environments
     steps_per_iteration: int = 1_000  # env steps per record of metrics
@@ -392,6 +392,6 @@ def make_train(config: Config) -> Callable[[jax.Array], tuple[State, dict[str, j
 
 
 if __name__ == "__main__":
-    from common.runner.main import run
+    from runner.main import run
 
     run(__file__, Config, make)

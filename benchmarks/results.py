@@ -30,10 +30,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from common.environment import make_env  # noqa: E402
-from common.runner.cli import find_preset  # noqa: E402
-from common.runner.evaluation import episode_limit, evaluate  # noqa: E402
-from common.runner.plots import style  # noqa: E402
-from common.runner.statistics import aggregate_iqm, confidence_interval, iqm, summarize  # noqa: E402
+from runner.ask.cli import find_preset  # noqa: E402
+from runner.machine.evaluation import episode_limit, evaluate  # noqa: E402
+from runner.tell.plots import style  # noqa: E402
+from runner.tell.statistics import aggregate_iqm, confidence_interval, iqm, summarize  # noqa: E402
 
 FOLDER = ROOT / "benchmarks"
 RAW = FOLDER / "results" / "raw"

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from common.environments import make_suite
 from common.loops import unroll
+from common.suites import make_suite
 
 
 @struct.dataclass
@@ -157,7 +157,7 @@ def make_env(name: str) -> Environment:
 
     `brax/ant:backend=spring`, `CartPole-v1:max_episode_steps=100,reset_period=16`: the last two options are those of
     every suite, the others are arguments of the suite. `gymnax.register(id, factory)` adds an environment, a module in
-    common/environments a suite.
+    common/suites a suite.
 
     Raises:
         ValueError: an unknown name (the message suggests the nearest ones), a package that is not installed, a wrong

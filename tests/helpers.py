@@ -23,10 +23,10 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
 from common.presets import read_presets
-from common.runner import checkpoint
-from common.runner import folder as run_folder
-from common.runner.main import run
-from common.runner.record import read_config
+from runner.folder import checkpoint
+from runner.folder import files as run_folder
+from runner.folder.record import read_config
+from runner.main import run
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ["ppo", "dqn", "sac", "td3"]

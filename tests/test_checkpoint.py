@@ -1,4 +1,4 @@
-"""common/runner/checkpoint.py: what is restored is bit by bit what was saved, or an error that names the checkpoint."""
+"""runner/folder/checkpoint.py: what is restored is bit by bit what was saved, or an error that names the checkpoint."""
 
 import os
 import resource
@@ -16,8 +16,8 @@ from flax import struct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.runner.checkpoint import read_iteration, restore, save
-from common.runner.load import import_script
+from runner.folder.checkpoint import read_iteration, restore, save
+from runner.folder.load import import_script
 
 NUM_LANES = 3
 
@@ -153,8 +153,8 @@ import sys
 from pathlib import Path
 import jax
 import test_checkpoint
-from common.runner.checkpoint import save
-from common.runner.devices import make_placement, to_host
+from runner.folder.checkpoint import save
+from runner.machine.devices import make_placement, to_host
 placement = make_placement(test_checkpoint.NUM_LANES, 99)
 state = placement.place(test_checkpoint.make_state())
 save(Path(sys.argv[1]), 7, to_host(state, test_checkpoint.NUM_LANES))

@@ -8,8 +8,8 @@ import sys
 import pytest
 from helpers import ENVS, SCRIPTS, capture, presets
 
-from common.runner.cli import parse
-from common.runner.options import Options
+from runner.ask.cli import parse
+from runner.ask.options import Options
 
 
 @pytest.fixture(params=SCRIPTS)

@@ -1,4 +1,4 @@
-"""python -m common.runner.compare: its statistics against other implementations, and comparisons of written runs."""
+"""python -m runner.compare: its statistics against other implementations, and comparisons of written runs."""
 
 import csv
 import itertools
@@ -19,11 +19,13 @@ from matplotlib.text import Text
 from PIL import Image
 from scipy import stats
 
-from common.runner import compare, compare_plots, statistics
-from common.runner.comparison import MAX_LINES
-from common.runner.notes import FEW_SEEDS
-from common.runner.options import Options, to_json
-from common.runner.statistics import aggregate_iqm, iqm, performance_profile, probability_of_improvement
+from runner.ask.options import Options, to_json
+from runner.compare import __main__ as compare
+from runner.compare import plots as compare_plots
+from runner.compare.comparison import MAX_LINES
+from runner.compare.notes import FEW_SEEDS
+from runner.tell import statistics
+from runner.tell.statistics import aggregate_iqm, iqm, performance_profile, probability_of_improvement
 
 scores_of_seeds = hnp.arrays(np.float64, st.integers(1, 20), elements=st.integers(-5, 5))  # with many ties
 
@@ -567,7 +569,7 @@ def test_a_comparison_starts_fast(folder):
     write_run("a", A)
     code = """
 import sys
-from common.runner import compare
+from runner.compare import __main__ as compare
 slow = ["gymnax", "flax", "brax", "matplotlib", "scipy.stats", "wandb", "ppo"]
 print([name for name in slow if name in sys.modules])
 sys.argv = ["compare", "a"]
@@ -581,7 +583,7 @@ print([name for name in slow if name in sys.modules])
 
 
 def test_help(folder):
-    result = execute("-m", "common.runner.compare", "--help", cwd=folder, **environ())
+    result = execute("-m", "runner.compare", "--help", cwd=folder, **environ())
     assert (result.status, result.stderr) == (0, "")
     for word in ("RUN", "--labels", "--out", "--bar", "--bounds", "CartPole-v1=0:500"):
         assert word in result.stdout

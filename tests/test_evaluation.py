@@ -11,7 +11,7 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 from common.environment import make_env
-from common.runner.evaluation import STEPS_PER_CHECK, episode_limit, evaluate
+from runner.machine.evaluation import STEPS_PER_CHECK, episode_limit, evaluate
 
 LIMIT = 5
 MAX_STEPS = 10_000  # of an evaluation, where the environment names no limit

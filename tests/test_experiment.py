@@ -1,4 +1,4 @@
-"""common/runner/experiment.py: when a run is evaluated, and how results are joined."""
+"""runner/experiment.py: when a run is evaluated, and how results are joined."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.environment import make_env
-from common.runner.experiment import EVAL_METRICS, Experiment, Result, append_evaluation, join_results, until
-from common.runner.options import Options
+from runner.ask.options import Options
+from runner.experiment import EVAL_METRICS, Experiment, Result, append_evaluation, join_results, until
 
 
 @dataclass(frozen=True)

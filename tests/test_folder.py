@@ -1,4 +1,4 @@
-"""common/runner/folder.py and record.py: what is written can be read back; what is damaged is refused."""
+"""runner/folder: what is written can be read back; what is damaged is refused."""
 
 import csv
 import dataclasses
@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from common.config import NonNegative
-from common.runner import folder
-from common.runner.experiment import EVAL_METRICS, Experiment, Part, append_metrics
-from common.runner.folder import read_metrics, read_record, replacing, write_curves, write_json, write_metrics
-from common.runner.options import Options
-from common.runner.record import check_parts, make_record, read_config, read_experiment
-from common.runner.statistics import Curve
+from runner.ask.options import Options
+from runner.experiment import EVAL_METRICS, Experiment, Part, append_metrics
+from runner.folder import files
+from runner.folder.files import read_metrics, read_record, replacing, write_curves, write_json, write_metrics
+from runner.folder.record import check_parts, make_record, read_config, read_experiment
+from runner.tell.statistics import Curve
 
 # -- Atomic writes -----------------------------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class Config:
 
 def write_record(directory, config, options, settings=None, parts=((0, 5),)):
     experiment = Experiment("scripts/algorithm.py", None, config, options, settings or {})
-    folder.write_record(directory, make_record(experiment, parts, "abc"))
+    files.write_record(directory, make_record(experiment, parts, "abc"))
     return directory / "config.json"
 
 

@@ -1,11 +1,12 @@
 """Importing the kit: the number of CPU devices, and no runner."""
 
+import importlib
 import os
 import subprocess
 import sys
 
 import pytest
-from helpers import ROOT, SCRIPTS
+from helpers import ROOT, SCRIPTS, execute
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -34,7 +35,7 @@ def test_starting_jax_before_the_kit_is_said_in_one_line():
 
 SEEN = """
 import sys, {script}
-slow = ["orbax", "matplotlib", "scipy.stats", "wandb", "gymnax", "tyro", "safetensors", "common.runner"]
+slow = ["orbax", "matplotlib", "scipy.stats", "wandb", "gymnax", "tyro", "safetensors", "runner"]
 print([name for name in slow if name in sys.modules])
 """
 
@@ -43,6 +44,27 @@ print([name for name in slow if name in sys.modules])
 def test_a_script_imports_nothing_of_the_runner(script):
     """Nor anything else that a copied script does not need."""
     assert python(SEEN.format(script=script)).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("common.runner.compare", "python -m runner.compare"),
+        ("common.runner.render", "python -m runner.render"),
+        ("common.environments", "python -m common.suites"),
+    ],
+)
+def test_old_commands_say_where_they_went(old, new, tmp_path):
+    result = execute("-m", old, cwd=tmp_path)
+    assert (result.status, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert new in result.stderr
+
+
+def test_old_imports_say_where_they_went():
+    with pytest.raises(ImportError, match=r"runner\.folder\.load"):
+        importlib.import_module("common.runner.load")
 
 
 def test_help_imports_neither_gymnax_nor_what_only_the_end_of_a_run_needs():

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from helpers import SCRIPTS, small_config
 
-from common.runner.devices import make_placement, make_segment, strong
-from common.runner.memory import num_bytes
+from runner.machine.devices import make_placement, make_segment, strong
+from runner.machine.memory import num_bytes
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 

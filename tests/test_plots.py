@@ -1,4 +1,4 @@
-"""common/runner/plots.py: what the picture of one setting shows."""
+"""runner/tell/plots.py: what the picture of one setting shows."""
 
 import warnings
 
@@ -7,9 +7,9 @@ import pytest
 from matplotlib import image
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from common.runner import plots
-from common.runner.plots import plot_curve
-from common.runner.statistics import Curve
+from runner.tell import plots
+from runner.tell.plots import plot_curve
+from runner.tell.statistics import Curve
 
 STEPS = np.arange(1, 21) * 1000
 

@@ -7,14 +7,18 @@ import shlex
 import pytest
 from helpers import ROOT, call, capture, shared_compilations, small_run
 
-from common.environments import suites
-from common.runner import compare, render
-from common.runner.cli import parse
+from common.suites import suites
+from runner import render
+from runner.ask.cli import parse
+from runner.compare import __main__ as compare
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 COMMANDS = sorted(
-    {match[1] for match in re.finditer(r"(?:^|`|&& )python ((?:\w+\.py|-m common\.).*?)(?:`|$)", README, re.M)}
+    {
+        match[1]
+        for match in re.finditer(r"(?:^|`|&& )python ((?:\w+\.py|-m (?:common|runner)\.).*?)(?:`|$)", README, re.M)
+    }
 )
 
 
@@ -47,10 +51,10 @@ def test_commands_have_flags_that_exist(command, folder, monkeypatch):
     """Read as far as to the point where training would start."""
     monkeypatch.chdir(folder)
     program, *words = shlex.split(command.replace("<name>", "NAME"))
-    if program == "-m" and words[0] == "common.environments":
+    if program == "-m" and words[0] == "common.suites":
         assert set(words[1:]) <= set(suites())
         return
-    if program == "-m" and words[0] == "common.runner.compare":
+    if program == "-m" and words[0] == "runner.compare":
         result = capture(compare.main, *words)
         assert (result.status, result.stderr) == (2, f"error: no run in {words[1]}: it has no config.json\n")
         return

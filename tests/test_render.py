@@ -1,4 +1,4 @@
-"""python -m common.runner.render: a saved policy as an animation."""
+"""python -m runner.render: a saved policy as an animation."""
 
 import shutil
 
@@ -6,7 +6,7 @@ import pytest
 from helpers import call, capture, execute, small_run
 from PIL import Image
 
-from common.runner import render
+from runner import render
 
 # Drawable and not, with actions that the script takes.
 DRAWN = {"ppo": "CartPole-v1", "td3": "Pendulum-v1"}
@@ -52,7 +52,7 @@ def assert_refused(result, *words):
 
 def test_an_episode_becomes_an_animation(run, folder):
     words = ["--seed-index", "1", "--out", "new/folder/episode.gif", "--max-steps", "4"]
-    result = execute("-m", "common.runner.render", str(run), *words, cwd=folder)
+    result = execute("-m", "runner.render", str(run), *words, cwd=folder)
     assert (result.status, result.stderr) == (0, "")
     assert result.stdout.startswith("4 steps, return ")
     assert result.stdout.endswith("written to new/folder/episode.gif\n")

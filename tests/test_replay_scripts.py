@@ -15,7 +15,7 @@ import dqn
 import sac
 import td3
 from common.buffer import read
-from common.runner.devices import compile_segment, make_placement
+from runner.machine.devices import compile_segment, make_placement
 
 SMALL = {
     "learning_starts": 24,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import ROOT
 
-from common.runner.statistics import iqm
+from runner.tell.statistics import iqm
 
 
 def load():

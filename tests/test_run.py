@@ -39,14 +39,14 @@ from helpers import (
 )
 from matplotlib import image
 
-import common.runner.folder
-import common.runner.main
-import common.runner.programs
-import common.runner.report
-import common.runner.training
-from common.runner import checkpoint
-from common.runner import folder as run_folder
-from common.runner.devices import compile_init, make_placement
+import runner.folder.files
+import runner.machine.programs
+import runner.main
+import runner.tell.report
+import runner.training
+from runner.folder import checkpoint
+from runner.folder import files as run_folder
+from runner.machine.devices import compile_init, make_placement
 
 FILES = {
     "config.json",
@@ -147,8 +147,8 @@ def test_a_run_says_what_it_does(script, undisturbed):
         r" +-?\d+\.\d +-?\d+\.\d +-?\d+\.\d to -?\d+\.\d +-?\d+\.\d +-?\d+\.\d",
         rf"results in {(run := directory_of(script, 'undisturbed'))}",
         rf"  continue:    python {script}.py --resume {run} --total-timesteps {twice}",
-        rf"  draw:        python -m common.runner.render {run}",
-        rf"  compare:     python -m common.runner.compare {run} OTHER_RUN",
+        rf"  draw:        python -m runner.render {run}",
+        rf"  compare:     python -m runner.compare {run} OTHER_RUN",
     ]
     lines = iter(result.stdout.splitlines())
     for pattern in expected:
@@ -266,7 +266,7 @@ def test_the_time_of_saving_and_of_the_report_is_told_apart(monkeypatch):
 
     monkeypatch.setattr(checkpoint, "save", slow(checkpoint.save, 0.7))
     monkeypatch.setattr(run_folder, "write_metrics", slow(run_folder.write_metrics, 0.4))
-    monkeypatch.setattr(common.runner.report, "plot_curve", slow(common.runner.report.plot_curve, 2.0))
+    monkeypatch.setattr(runner.tell.report, "plot_curve", slow(runner.tell.report.plot_curve, 2.0))
     assert_finished(call("ppo", *small_run("ppo", name="slow", eval_every="0")))
     timing = json.loads((directory_of("ppo", "slow") / "summary.json").read_text())["timing"]
     assert 0.7 + 2 * 0.4 <= timing["saving_seconds"] < timing["wall_seconds"] - timing["report_seconds"]
@@ -306,13 +306,13 @@ def test_segments_of_any_length_give_the_same_numbers(script, env, monkeypatch):
         watched.memory_analysis = segment.memory_analysis
         return watched
 
-    compiled = common.runner.programs.compile_segment
-    monkeypatch.setattr(common.runner.programs, "compile_segment", compile_segment)
+    compiled = runner.machine.programs.compile_segment
+    monkeypatch.setattr(runner.machine.programs, "compile_segment", compile_segment)
     directories = []
     for seconds, expected in ((1e9, [1, ITERATIONS - 1]), (0.01, None), (0.0, [1] * ITERATIONS)):
         lengths.clear()
         out = f"segments-{seconds}"
-        monkeypatch.setattr(common.runner.training, "SECONDS_PER_SEGMENT", seconds)
+        monkeypatch.setattr(runner.training, "SECONDS_PER_SEGMENT", seconds)
         arguments = small_run(script, env=env, out=out, eval_episodes=0, checkpoint_every=1e9)
         assert_finished(call(script, *arguments))
         assert lengths == expected or (expected is None and sum(lengths) == ITERATIONS), lengths
@@ -357,7 +357,7 @@ def test_the_record_is_there_before_the_run_says_that_it_begins(function, monkey
     def dies(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(common.runner.main, function, dies)
+    monkeypatch.setattr(runner.main, function, dies)
     result = call("ppo", *small_run("ppo", name="killed"))
     assert result.status != 0
     directory = directory_of("ppo", "killed")
@@ -435,8 +435,8 @@ def test_a_signal_ends_a_run_after_its_segment_with_all_results_so_far(script, u
             signal.raise_signal(number)
         return metrics
 
-    append = common.runner.training.append_metrics
-    monkeypatch.setattr(common.runner.training, "append_metrics", append_metrics)
+    append = runner.training.append_metrics
+    monkeypatch.setattr(runner.training, "append_metrics", append_metrics)
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     result = call(script, *small_run(script, name="stopped"), *OFTEN)
     directory = directory_of(script, "stopped")
@@ -456,7 +456,7 @@ def test_a_signal_ends_a_run_after_its_segment_with_all_results_so_far(script, u
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["env_steps"] == small_config(script).env_steps(5)
 
-    monkeypatch.setattr(common.runner.training, "append_metrics", append)
+    monkeypatch.setattr(runner.training, "append_metrics", append)
     assert_finished(call(script, "--resume", str(directory), *flags(eval_episodes=2)))
     assert run_differences(directory, undisturbed[2]) == []
 
@@ -471,9 +471,9 @@ def test_a_resumed_run_uses_the_options_that_it_was_started_with(monkeypatch):
         used.update({name: getattr(run.experiment.options, name) for name in OPTIONS})
         return trained(run, part, progress)
 
-    trained = common.runner.training.Run.train
+    trained = runner.training.Run.train
     assert_finished(call("ppo", *small_run("ppo", name="begun", **OPTIONS)))
-    monkeypatch.setattr(common.runner.training.Run, "train", train)
+    monkeypatch.setattr(runner.training.Run, "train", train)
     directory = directory_of("ppo", "begun")
     result = call("ppo", "--resume", str(directory))
     assert_finished(result)
@@ -549,15 +549,15 @@ def test_a_signal_during_compilation(script, undisturbed, monkeypatch, number):
         signal.raise_signal(number)
         return compiled(*args)
 
-    compiled = common.runner.programs.compile_segment
-    monkeypatch.setattr(common.runner.programs, "compile_segment", compile_segment)
+    compiled = runner.machine.programs.compile_segment
+    monkeypatch.setattr(runner.machine.programs, "compile_segment", compile_segment)
     result = call(script, *small_run(script, name="early"))
     directory = directory_of(script, "early")
     assert result.status == 128 + number, result
     assert "Traceback" not in result.stderr
     assert f"--resume {directory}\n" in result.stderr
 
-    monkeypatch.setattr(common.runner.programs, "compile_segment", compiled)
+    monkeypatch.setattr(runner.machine.programs, "compile_segment", compiled)
     assert_finished(call(script, "--resume", str(directory), *flags(eval_episodes=2)))
     assert run_differences(directory, undisturbed[2]) == []
 
@@ -747,7 +747,7 @@ def test_two_runs_may_start_in_the_same_second(script, folder, monkeypatch):
         def now(cls, tz=None):
             return cls(2026, 1, 2, 3, 4, 5)
 
-    monkeypatch.setattr(common.runner.folder, "datetime", Clock)
+    monkeypatch.setattr(runner.folder.files, "datetime", Clock)
     for _ in range(2):
         assert_finished(call(script, *small_run(script, eval_episodes=0)))
     assert len(list(Path("runs", script, ENVS[script][0]).iterdir())) == 2
@@ -927,10 +927,10 @@ def test_a_lane_that_diverges_leaves_the_others_as_they_were(script, monkeypatch
         init = compiled(*args)
         return poisoned
 
-    compiled = common.runner.programs.compile_init
+    compiled = runner.machine.programs.compile_init
     arguments = small_run(script, 12, num_seeds=3, eval_episodes=0)
     assert_finished(call(script, *arguments, "--name", "healthy"))
-    monkeypatch.setattr(common.runner.programs, "compile_init", compile_init)
+    monkeypatch.setattr(runner.machine.programs, "compile_init", compile_init)
     assert_finished(call(script, *arguments, "--name", "ill"))
 
     healthy, ill = directory_of(script, "healthy"), directory_of(script, "ill")
@@ -951,11 +951,11 @@ def test_a_lane_that_diverges_leaves_the_others_as_they_were(script, monkeypatch
 def test_evaluation_in_batches_of_episodes_where_memory_is_short(monkeypatch):
     """The first batch is what evaluation without batches begins with."""
     assert_finished(call("ppo", *small_run("ppo", name="whole", eval_episodes=7)))
-    monkeypatch.setattr(common.runner.programs.Programs, "share_of_memory", lambda self, program: 2.0)
-    monkeypatch.setattr(common.runner.programs, "check_fits", lambda *_: None)
+    monkeypatch.setattr(runner.machine.programs.Programs, "share_of_memory", lambda self, program: 2.0)
+    monkeypatch.setattr(runner.machine.programs, "check_fits", lambda *_: None)
     sizes = []
-    evaluate = common.runner.programs.evaluate
-    monkeypatch.setattr(common.runner.programs, "evaluate", lambda *args: sizes.append(args[-2]) or evaluate(*args))
+    evaluate = runner.machine.programs.evaluate
+    monkeypatch.setattr(runner.machine.programs, "evaluate", lambda *args: sizes.append(args[-2]) or evaluate(*args))
     assert_finished(call("ppo", *small_run("ppo", name="batches", eval_episodes=7, lanes_per_batch="2")))
     assert sizes == [7, 3, 1]
     whole, batches = (
@@ -993,7 +993,7 @@ def test_evaluation_happens_when_it_is_asked_for_and_changes_nothing(eval_every,
 @pytest.mark.parametrize("is_late", [True, False])
 def test_a_run_says_when_it_waits_for_the_evaluation_program(is_late, monkeypatch):
     """And only when it waits. Here the program is late until the run asks for it, or there before."""
-    is_asked, programs = threading.Event(), common.runner.programs.Programs
+    is_asked, programs = threading.Event(), runner.machine.programs.Programs
     compile_evaluation, evaluate = programs._compile_evaluation, programs.evaluate
 
     def late(self):
@@ -1035,7 +1035,7 @@ def test_an_evaluation_that_fails_leaves_the_results_of_training(monkeypatch):
     def fails(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.")
 
-    monkeypatch.setattr(common.runner.programs.Programs, "evaluate", fails)
+    monkeypatch.setattr(runner.machine.programs.Programs, "evaluate", fails)
     result = call("ppo", *small_run("ppo", name="unlucky"))
     assert result.status == 0, result
     warning = "warning: no evaluation: RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.; lower --eval-episodes\n"

@@ -197,7 +197,7 @@ def test_presets_can_be_built(script):
             continue
         validate(preset)
         with contextlib.suppress(ImportError):
-            assert name in importlib.import_module(f"common.environments.{suite}").names()
+            assert name in importlib.import_module(f"common.suites.{suite}").names()
 
 
 # -- Seeds -------------------------------------------------------------------------------------------------------------

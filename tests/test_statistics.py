@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from common.runner.statistics import (
+from runner.tell.statistics import (
     MANY_SEEDS,
     bootstrap_interval,
     confidence_interval,

@@ -1,4 +1,4 @@
-"""common/environments: each suite says what its own interface says, but for the ends of episodes and new starts."""
+"""common/suites: each suite says what its own interface says, but for the ends of episodes and new starts."""
 
 import importlib
 from pathlib import Path
@@ -11,9 +11,9 @@ from gymnax.environments import spaces
 from helpers import capture, rank_promotion
 
 from common.environment import Environment, make_env
-from common.environments import __main__ as listing
-from common.environments import suites
-from common.runner.render import play_episode
+from common.suites import __main__ as listing
+from common.suites import suites
+from runner.render import play_episode
 
 NUM_STEPS = 1000
 LIMITS = {"craftax": 150, "navix": 8}  # low enough that both ends happen; 40 elsewhere
@@ -301,7 +301,7 @@ def test_a_suite_that_is_not_installed_names_what_to_install(suite, monkeypatch)
 
 
 def test_the_list_of_requirements_is_that_of_the_suites():
-    modules = [importlib.import_module(f"common.environments.{suite}") for suite in suites() if suite != "gymnax"]
+    modules = [importlib.import_module(f"common.suites.{suite}") for suite in suites() if suite != "gymnax"]
     lines = Path(__file__).parent.parent.joinpath("requirements-environments.txt").read_text().splitlines()
     assert sorted(module.REQUIREMENT for module in modules) == [line for line in lines if not line.startswith("#")]
 

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import image
 
-import common.runner.programs
 import ppo
+import runner.machine.programs
 from common.config import Fraction, NonNegative
-from common.runner.experiment import Experiment
-from common.runner.load import load
-from common.runner.options import Options
-from common.runner.sweep import count_settings, make_settings, read_axes
+from runner.ask.options import Options
+from runner.ask.sweep import count_settings, make_settings, read_axes
+from runner.experiment import Experiment
+from runner.folder.load import load
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,8 @@ in_folder = pytest.mark.usefixtures("compilations", "folder")
 @in_folder
 def test_a_sweep_trains_every_setting_with_every_seed_in_one_program(monkeypatch):
     script, rate = "ppo", "learning_rate"
-    compiled, count = common.runner.programs.compile_segment, []
-    monkeypatch.setattr(common.runner.programs, "compile_segment", lambda *args: count.append(args) or compiled(*args))
+    compiled, count = runner.machine.programs.compile_segment, []
+    monkeypatch.setattr(runner.machine.programs, "compile_segment", lambda *args: count.append(args) or compiled(*args))
     env = ppo.Config().env
     arguments = small_run(script, name="sweep", num_seeds=2, seed=3)
     result = call(script, *arguments, "--sweep", f"{rate}=1e-3,1e-2", "--sweep", "gamma=0.5,0.9")

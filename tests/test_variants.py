@@ -18,8 +18,8 @@ from helpers import ROOT, call, capture, execute, flags, presets, run_difference
 from test_scripts import BUILT, RUN, data, exempt_dependencies, few_objects, modes  # noqa: F401  # two are fixtures
 
 import ppo
-from common.runner import render
-from common.runner.load import load
+from runner import render
+from runner.folder.load import load
 
 probes.register()
 NUM_SEEDS = 3

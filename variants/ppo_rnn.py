@@ -61,7 +61,7 @@ from common.random import shuffle
 class Config:
     """Float fields (NonNegative, Positive, Fraction) can be swept; the others are static."""
 
-    env: str = "CartPole-v1"  # listed by python -m common.environments
+    env: str = "CartPole-v1"  # listed by python -m common.suites
     total_timesteps: int = 500_000  # env steps per seed, rounded down to whole iterations
     num_envs: int = 4  # parallel environments
     num_steps: int = 128  # steps of each environment per iteration
@@ -455,6 +455,6 @@ def make_train(config: Config) -> Callable[[jax.Array], tuple[State, dict[str, j
 
 
 if __name__ == "__main__":
-    from common.runner.main import run
+    from runner.main import run
 
     run(__file__, Config, make)

@@ -1,4 +1,6 @@
-"""What only the command line needs: options, lanes, memory, checkpoints, evaluation, statistics, plots, tracking.
+"""Moved, for one version."""
 
-A script imports nothing of it but `run`, in its last lines. Copied research code does not need it.
-"""
+import sys
+
+MOVED = "common.runner is now runner: python -m runner.compare, python -m runner.render, runner.folder.load"
+raise SystemExit(f"error: {MOVED}") if sys.argv[0] == "-m" else ImportError(MOVED)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from common.environments import write_gif
+from common.suites import write_gif
 
 REQUIREMENT = "navix==0.7.4"
 

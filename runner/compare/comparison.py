@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from common.runner import folder
-from common.runner.experiment import Part
-from common.runner.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
+from runner.experiment import Part
+from runner.folder import files
+from runner.tell.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
 
 MAX_LINES = 6  # methods in the picture and in the table of pairs
 MAX_FIELDS = 2  # settings in a label; runs that differ in more are told apart by the names of their folders
@@ -67,7 +67,7 @@ class Line:
 
 def read_lines(directory: Path) -> list[Line]:
     """The settings of a run; a run without a sweep is one. Raises ValueError if it cannot be read or has no metrics."""
-    record = folder.read_record(directory)
+    record = files.read_record(directory)
     env = record.config.get("env")
     if not isinstance(env, str):
         raise ValueError(f"{directory / 'config.json'} does not name the environment")
@@ -89,11 +89,11 @@ def _read_metrics(directory: Path, parts: list[Part]) -> dict[str, np.ndarray]:
     """metrics.npz of a run. Of one in several parts that has not ended, the saved lanes, up to the env steps that all
     of them have."""
     whole = directory / "metrics.npz"
-    files = [folder.part_folder(directory, parts, part) / "metrics.npz" for part in parts]
-    files = [file for file in files if file.exists()]
-    if whole.exists() or not files:
-        files = [whole]
-    saved = [_check(file, folder.read_arrays(file)) for file in files]
+    paths = [files.part_folder(directory, parts, part) / "metrics.npz" for part in parts]
+    paths = [path for path in paths if path.exists()]
+    if whole.exists() or not paths:
+        paths = [whole]
+    saved = [_check(path, files.read_arrays(path)) for path in paths]
     joined = {}
     for name in set.intersection(*map(set, saved)):
         arrays = [part[name] for part in saved]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from common.runner.options import Options, parse_integer
+from runner.ask.options import Options, parse_integer
 
 EVAL_STEPS, EVAL_METRICS = "eval_env_steps", ("eval_episode_return", "eval_episode_length")
 MAX_NAMES = 20  # lanes in a list
@@ -107,7 +107,7 @@ class Experiment:
     def auto_evaluations(self) -> int:
         """Number of evaluations with --eval-every auto, the one at the end included."""
         from common.environment import make_env  # imported here: a comparison of runs needs no environment
-        from common.runner.evaluation import episode_limit
+        from runner.machine.evaluation import episode_limit
 
         limit = episode_limit(make_env(self.config.env), self.options.eval_max_steps)
         most = MAX_STEPS_RATIO * self.config.env_steps(self.config.num_iterations)

@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 import jax
 
 from common.environment import make_env
-from common.runner import folder, hosts
-from common.runner.cli import parse
-from common.runner.devices import strong
-from common.runner.experiment import Experiment, Part
-from common.runner.memory import available_bytes, format_bytes, host_bytes, num_bytes
-from common.runner.options import PRECISIONS, Options
-from common.runner.record import check_parts
-from common.runner.sweep import count_settings, make_settings, read_axes
-from common.runner.tracking import check_wandb
+from runner.ask.cli import parse
+from runner.ask.options import PRECISIONS, Options
+from runner.ask.sweep import count_settings, make_settings, read_axes
+from runner.experiment import Experiment, Part
+from runner.folder import files
+from runner.folder.record import check_parts
+from runner.machine import hosts
+from runner.machine.devices import strong
+from runner.machine.memory import available_bytes, format_bytes, host_bytes, num_bytes
+from runner.tell.tracking import check_wandb
 
 RECORD_BYTES = 40  # per lane and iteration: about ten metrics
 
@@ -63,10 +64,10 @@ def prepare(script: str, config_class: type, make: Callable) -> Prepared:
     experiment = Experiment(script, make, config, options, settings)
     parts, wandb_id = [], secrets.token_hex(4)
     if options.resume:
-        record = folder.read_record(Path(options.resume))
+        record = files.read_record(Path(options.resume))
         parts, wandb_id = record.parts, record.wandb_id
         check_parts(parts, num_lanes)
-    directory = hosts.agree("directory", lambda: str(folder.make_folder(experiment.algorithm, config.env, options)))
+    directory = hosts.agree("directory", lambda: str(files.make_folder(experiment.algorithm, config.env, options)))
     return Prepared(experiment, Path(directory), state, parts, wandb_id)
 
 

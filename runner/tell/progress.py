@@ -6,9 +6,9 @@ import time
 import jax
 import numpy as np
 
-from common.runner.experiment import MAX_EVALUATIONS, MAX_STEPS_RATIO, Experiment, Part, Progress
-from common.runner.memory import available_bytes, format_bytes
-from common.runner.statistics import finite_lanes, iqm
+from runner.experiment import MAX_EVALUATIONS, MAX_STEPS_RATIO, Experiment, Part, Progress
+from runner.machine.memory import available_bytes, format_bytes
+from runner.tell.statistics import finite_lanes, iqm
 
 SECONDS_BETWEEN_LINES = 10.0
 

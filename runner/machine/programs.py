@@ -10,11 +10,11 @@ import jax
 import numpy as np
 
 from common.environment import make_env
-from common.runner import hosts
-from common.runner.devices import compile_init, compile_quickly, compile_segment, is_finite, make_placement, to_host
-from common.runner.evaluation import episode_limit, evaluate, greedy_policy
-from common.runner.experiment import Experiment, Part, split_lanes
-from common.runner.memory import available_bytes, format_bytes, num_bytes, program_bytes
+from runner.experiment import Experiment, Part, split_lanes
+from runner.machine import hosts
+from runner.machine.devices import compile_init, compile_quickly, compile_segment, is_finite, make_placement, to_host
+from runner.machine.evaluation import episode_limit, evaluate, greedy_policy
+from runner.machine.memory import available_bytes, format_bytes, num_bytes, program_bytes
 
 MAX_SEGMENT = 256  # iterations in one segment
 

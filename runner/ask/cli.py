@@ -10,9 +10,9 @@ from typing import Annotated, Any, NoReturn
 import tyro
 
 from common.presets import read_presets
-from common.runner import folder
-from common.runner.options import FIXED, Options, check_options, parse_integer
-from common.runner.record import read_config
+from runner.ask.options import FIXED, Options, check_options, parse_integer
+from runner.folder import files
+from runner.folder.record import read_config
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
@@ -65,7 +65,7 @@ def parse(script: str, config_class: type) -> tuple[Any, Options]:
 
 
 def _read_run(directory: Path, algorithm: str, config_class: type) -> tuple[Any, Options]:
-    record = folder.read_record(directory)
+    record = files.read_record(directory)
     if record.algorithm != algorithm:
         raise ValueError(f"{directory} is a run of {record.algorithm}.py, not of {algorithm}.py")
     try:

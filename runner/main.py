@@ -9,16 +9,17 @@ from typing import NoReturn
 
 import jax
 
-from common.runner import folder, hosts
-from common.runner.cli import fail, find_preset
-from common.runner.memory import num_bytes
-from common.runner.prepare import Prepared, prepare
-from common.runner.programs import plan
-from common.runner.progress import print_header
-from common.runner.stop import StopSignal
-from common.runner.timing import Timing
-from common.runner.tracking import Tracker
-from common.runner.training import Run, write_record
+from runner.ask.cli import fail, find_preset
+from runner.folder import files
+from runner.machine import hosts
+from runner.machine.memory import num_bytes
+from runner.machine.programs import plan
+from runner.machine.stop import StopSignal
+from runner.prepare import Prepared, prepare
+from runner.tell.progress import print_header
+from runner.tell.timing import Timing
+from runner.tell.tracking import Tracker
+from runner.training import Run, write_record
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "single-file-jax-rl"
 
@@ -80,7 +81,7 @@ def begin(prepared: Prepared, has_preset: bool, stop: StopSignal, timing: Timing
         programs, parts = plan(experiment, prepared.abstract_state, num_devices, prepared.parts)
     except ValueError:
         if not experiment.options.resume:
-            folder.discard(directory)
+            files.discard(directory)
         raise
     timing.compiling = programs.compile_seconds
     tracker = Tracker(experiment, directory, prepared.wandb_id)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from common.runner.experiment import EVAL_METRICS, EVAL_STEPS, Part, until
-from common.runner.options import Options
-from common.runner.record import Record, parse_record
-from common.runner.statistics import Curve
+from runner.ask.options import Options
+from runner.experiment import EVAL_METRICS, EVAL_STEPS, Part, until
+from runner.folder.record import Record, parse_record
+from runner.tell.statistics import Curve
 
 CHECKPOINT, EVALUATION = "checkpoint.safetensors", "evaluation.npz"
 

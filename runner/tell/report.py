@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from common.environment import make_env
-from common.runner import folder
-from common.runner.cli import rerun_command, shown_path
-from common.runner.evaluation import episode_limit
-from common.runner.experiment import EVAL_STEPS, Experiment, Result
-from common.runner.plots import plot_curve, plot_curves, plot_metrics, plot_sweep
-from common.runner.record import describe_machine
-from common.runner.statistics import (
+from runner.ask.cli import rerun_command, shown_path
+from runner.experiment import EVAL_STEPS, Experiment, Result
+from runner.folder import files
+from runner.folder.record import describe_machine
+from runner.machine.evaluation import episode_limit
+from runner.tell.plots import plot_curve, plot_curves, plot_metrics, plot_sweep
+from runner.tell.statistics import (
     Curve,
     evaluation_curve,
     final_return,
@@ -24,7 +24,7 @@ from common.runner.statistics import (
     rank,
     summarize,
 )
-from common.runner.timing import Timing
+from runner.tell.timing import Timing
 
 MAX_ROWS = 20  # settings in the table
 
@@ -34,7 +34,7 @@ def report(experiment: Experiment, directory: Path, result: Result, timing: Timi
     with timing.measure("reporting"):
         summary = report_scores(experiment, directory, result, preset)
     summary |= {"timing": timing.summary()} | describe_machine()
-    attempt(folder.write_json, directory / "summary.json", summary)
+    attempt(files.write_json, directory / "summary.json", summary)
     print_commands(experiment, directory)
 
 
@@ -75,7 +75,7 @@ def report_scores(experiment: Experiment, directory: Path, result: Result, prese
     print_warnings(experiment, num_cut, np.flatnonzero(~is_healthy))
     shown = {name: experiment.by_setting(x)[ranking[0]] for name, x in metrics.items()}
     attempt(plot_metrics, directory / "metrics.png", env_steps, shown, title)
-    attempt(folder.write_curves, directory / "curve.csv", experiment.settings, curves)
+    attempt(files.write_curves, directory / "curve.csv", experiment.settings, curves)
     return summary
 
 
@@ -161,5 +161,5 @@ def print_commands(experiment: Experiment, directory: Path) -> None:
     longer = 2 * experiment.config.total_timesteps
     print(f"\nresults in {directory}")
     print(f"  continue:    python {script} --resume {run} --total-timesteps {longer}")
-    print(f"  draw:        python -m common.runner.render {run}")
-    print(f"  compare:     python -m common.runner.compare {run} OTHER_RUN", flush=True)
+    print(f"  draw:        python -m runner.render {run}")
+    print(f"  compare:     python -m runner.compare {run} OTHER_RUN", flush=True)

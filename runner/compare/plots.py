@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import EngFormatter
 
-from common.runner.comparison import Line
-from common.runner.folder import replacing
-from common.runner.plots import style
-from common.runner.statistics import performance_profile
+from runner.compare.comparison import Line
+from runner.folder.files import replacing
+from runner.tell.plots import style
+from runner.tell.statistics import performance_profile
 
 # Of Okabe and Ito's palette; neighbours also differ in lightness, and all in line style and marker.
 COLORS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#009E73", "#D55E00")

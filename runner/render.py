@@ -1,4 +1,4 @@
-"""Replay a saved policy: python -m common.runner.render runs/ppo/CartPole-v1/NAME --seed-index 3 --out episode.gif"""
+"""Replay a saved policy: python -m runner.render runs/ppo/CartPole-v1/NAME --seed-index 3 --out episode.gif"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ import numpy as np
 import tyro
 
 from common.environment import Environment, make_env
-from common.runner.cli import fail
-from common.runner.devices import to_host
-from common.runner.evaluation import greedy_policy
-from common.runner.load import load
+from runner.ask.cli import fail
+from runner.folder.load import load
+from runner.machine.devices import to_host
+from runner.machine.evaluation import greedy_policy
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def play_episode(
 
 def main() -> None:
     """The command line. Exits with status 2 and one line where the input is bad."""
-    arguments = tyro.cli(Arguments, prog="python -m common.runner.render")
+    arguments = tyro.cli(Arguments, prog="python -m runner.render")
     try:
         if arguments.max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, not {arguments.max_steps}")

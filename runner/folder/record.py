@@ -14,10 +14,10 @@ from typing import Any
 import jax
 
 from common.config import check_value
-from common.runner import options as options_module
-from common.runner.experiment import Experiment, Part
-from common.runner.options import Options
-from common.runner.sweep import make_settings, read_axes
+from runner.ask import options as options_module
+from runner.ask.options import Options
+from runner.ask.sweep import make_settings, read_axes
+from runner.experiment import Experiment, Part
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "safetensors", "numpy")
 # The fields that are read again, with their types.

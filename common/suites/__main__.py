@@ -1,11 +1,11 @@
-"""List environments: python -m common.environments (every suite), or python -m common.environments brax navix"""
+"""List environments: python -m common.suites (every suite), or python -m common.suites brax navix"""
 
 import importlib
 import sys
 
 import common  # noqa: F401  # before gymnax
 from common.environment import make_env
-from common.environments import suites
+from common.suites import suites
 
 
 def describe(name: str) -> str:
@@ -30,7 +30,7 @@ def main() -> None:
         print(f"error: unknown suite {', '.join(unknown)}; the suites are {', '.join(suites())}", file=sys.stderr)
         raise SystemExit(2)
     for suite in chosen or suites():
-        module = importlib.import_module(f"common.environments.{suite}")
+        module = importlib.import_module(f"common.suites.{suite}")
         try:
             names = module.names()
         except ImportError:

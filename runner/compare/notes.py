@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from common.runner.comparison import MAX_LINES, Line
+from runner.compare.comparison import MAX_LINES, Line
 
 # Below, 95 % bootstrap intervals are too short: those of P(A > B) of two equal normal distributions leave out 0.5 with
 # 3, 5 and 8 seeds in 21, 11 and 5 % of cases.

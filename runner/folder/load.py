@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from common.runner import checkpoint, folder
-from common.runner.record import read_experiment
+from runner.folder import checkpoint, files
+from runner.folder.record import read_experiment
 
 
 def load(run_dir: str | Path, seed_index: int = 0, setting_index: int = 0) -> tuple[Any, Any, Any]:
@@ -28,12 +28,12 @@ def load(run_dir: str | Path, seed_index: int = 0, setting_index: int = 0) -> tu
         ValueError: no such run, seed or setting, or a damaged checkpoint.
     """
     run_dir = Path(run_dir)
-    record = folder.read_record(run_dir)
+    record = files.read_record(run_dir)
     script = import_script(record.script)
     experiment = read_experiment(record, script)
     lane = experiment.lane(seed_index, setting_index)
     part = next((part for part in record.parts if part.start <= lane < part.stop), None)
-    path = part and folder.part_folder(run_dir, record.parts, part) / folder.CHECKPOINT
+    path = part and files.part_folder(run_dir, record.parts, part) / files.CHECKPOINT
     if path is None or not path.exists():
         raise ValueError(f"{run_dir} has no checkpoint of this seed")
     config = dataclasses.replace(experiment.config, **experiment.setting(setting_index))

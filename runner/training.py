@@ -9,10 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from common.runner import checkpoint, folder, hosts
-from common.runner.cli import fail
-from common.runner.devices import to_host
-from common.runner.experiment import (
+from runner.ask.cli import fail
+from runner.experiment import (
     EVAL_METRICS,
     EVAL_STEPS,
     Experiment,
@@ -23,12 +21,15 @@ from common.runner.experiment import (
     append_metrics,
     join_results,
 )
-from common.runner.programs import Programs
-from common.runner.progress import ProgressDisplay
-from common.runner.record import make_record
-from common.runner.stop import StopSignal
-from common.runner.timing import Timing
-from common.runner.tracking import Tracker
+from runner.folder import checkpoint, files
+from runner.folder.record import make_record
+from runner.machine import hosts
+from runner.machine.devices import to_host
+from runner.machine.programs import Programs
+from runner.machine.stop import StopSignal
+from runner.tell.progress import ProgressDisplay
+from runner.tell.timing import Timing
+from runner.tell.tracking import Tracker
 
 SECONDS_PER_SEGMENT = 1.0  # target duration of a segment
 
@@ -36,7 +37,7 @@ SECONDS_PER_SEGMENT = 1.0  # target duration of a segment
 def write_record(experiment: Experiment, directory: Path, parts: list[Part], wandb_id: str) -> None:
     """Write config.json; process 0 does it for all."""
     if jax.process_index() == 0:
-        folder.write_record(directory, make_record(experiment, parts, wandb_id))
+        files.write_record(directory, make_record(experiment, parts, wandb_id))
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Run:
 
     def folder_of(self, part: Part) -> Path:
         """Where the checkpoint and the metrics of a part are."""
-        return folder.part_folder(self.directory, self.parts, part)
+        return files.part_folder(self.directory, self.parts, part)
 
     def train_parts(self) -> dict[Part, Result]:
         """Train and evaluate the parts of this process."""
@@ -66,7 +67,7 @@ class Run:
             if progress.iteration > 0:
                 results[part] = self.finish(part, progress)
                 if jax.process_count() > 1:
-                    folder.write_arrays(self.folder_of(part) / folder.EVALUATION, results[part].scores)
+                    files.write_arrays(self.folder_of(part) / files.EVALUATION, results[part].scores)
             if self.stop.received:
                 break
             del progress  # its state would share the memory with that of the next part
@@ -77,7 +78,7 @@ class Run:
 
         The record is written when the checkpoint has been read: a run that cannot be resumed stays as it is.
         """
-        path, options = self.folder_of(part) / folder.CHECKPOINT, self.experiment.options
+        path, options = self.folder_of(part) / files.CHECKPOINT, self.experiment.options
         iteration = checkpoint.read_iteration(path) if options.resume else None
         settings, keys = self.programs.inputs(part)
         if iteration is None:
@@ -87,7 +88,7 @@ class Run:
         spread = lambda x: jax.ShapeDtypeStruct((part.num_lanes, *x.shape), x.dtype)  # noqa: E731
         state = checkpoint.restore(path, jax.tree.map(spread, self.abstract_state))
         steps, lanes = self.experiment.env_steps(iteration), self.experiment.lanes_of(part)
-        metrics, evaluations = folder.read_metrics(path.parent, steps, lanes)
+        metrics, evaluations = files.read_metrics(path.parent, steps, lanes)
         if getattr(self.abstract_state, "buffer", None) is not None and state.buffer is None:
             print("the checkpoint has no replay buffer: it is filled again with random transitions", flush=True)
             state = state.replace(buffer=to_host(self.programs.init.result()(settings, keys).buffer, part.num_lanes))
@@ -128,7 +129,7 @@ class Run:
     def save(self, part: Part, progress: Progress) -> None:
         """Write metrics and checkpoint. Metrics come first: a checkpoint never has iterations without metrics."""
         self.write_metrics(part, progress)
-        state, path = progress.state, self.folder_of(part) / folder.CHECKPOINT
+        state, path = progress.state, self.folder_of(part) / files.CHECKPOINT
         if not self.experiment.options.checkpoint_buffer and hasattr(state, "buffer"):
             state = state.replace(buffer=None)
         with self.timing.measure("saving"):
@@ -138,7 +139,7 @@ class Run:
         """Write metrics.npz of a part."""
         env_steps, lanes = self.experiment.env_steps(progress.iteration), self.experiment.lanes_of(part)
         with self.timing.measure("saving"):
-            folder.write_metrics(self.folder_of(part), env_steps, lanes, progress.metrics, progress.evaluations)
+            files.write_metrics(self.folder_of(part), env_steps, lanes, progress.metrics, progress.evaluations)
 
     def evaluate(self, part: Part, progress: Progress) -> dict[str, np.ndarray]:
         """Scores of the lanes, [num_lanes] each; empty, with a warning, if the evaluation fails."""
@@ -175,7 +176,7 @@ class Run:
     def conclude(self, results: dict[Part, Result], preset: Any) -> None:
         """Join the results of all parts and report; process 0 does it for all."""
         with self.timing.measure("reporting"):
-            from common.runner.report import report  # a second of imports, which training need not wait for
+            from runner.tell.report import report  # a second of imports, which training need not wait for
 
         if absent := hosts.wait_for_all():
             who = "process " + ", ".join(map(str, absent))
@@ -186,7 +187,7 @@ class Run:
         if len(self.parts) > 1:
             env_steps = self.experiment.env_steps(self.experiment.config.num_iterations)
             lanes = self.experiment.lanes_of(Part(0, self.experiment.num_lanes))
-            folder.write_metrics(self.directory, env_steps, lanes, result.metrics, result.evaluations)
+            files.write_metrics(self.directory, env_steps, lanes, result.metrics, result.evaluations)
             self.tracker.log(env_steps, result.metrics)
             points = {name: result.evaluations[name] for name in EVAL_METRICS if result.evaluations}
             self.tracker.log(result.evaluations.get(EVAL_STEPS, ()), points)
@@ -197,4 +198,4 @@ class Run:
         """The result written by another process."""
         path, lanes = self.folder_of(part), self.experiment.lanes_of(part)
         env_steps = self.experiment.env_steps(self.experiment.config.num_iterations)
-        return Result(*folder.read_metrics(path, env_steps, lanes), folder.read_evaluation(path))
+        return Result(*files.read_metrics(path, env_steps, lanes), files.read_evaluation(path))

@@ -1,4 +1,4 @@
-"""Compare runs: python -m common.runner.compare runs/ppo/CartPole-v1/NAME runs/dqn/CartPole-v1/NAME --bar 475"""
+"""Compare runs: python -m runner.compare runs/ppo/CartPole-v1/NAME runs/dqn/CartPole-v1/NAME --bar 475"""
 
 import math
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from common.runner import tables
-from common.runner.cli import fail
-from common.runner.comparison import Line, best_labels, by_environment, label_lines, read_lines
-from common.runner.notes import make_notes
+from runner.ask.cli import fail
+from runner.compare import tables
+from runner.compare.comparison import Line, best_labels, by_environment, label_lines, read_lines
+from runner.compare.notes import make_notes
 
 FORMATS = (".png", ".pdf", ".svg")
 
@@ -34,7 +34,7 @@ class Arguments:
 
 def main() -> None:
     """The command line. Exits with status 2 and one line where the input is bad."""
-    arguments = tyro.cli(Arguments, prog="python -m common.runner.compare")
+    arguments = tyro.cli(Arguments, prog="python -m runner.compare")
     try:
         compare(arguments)
     except ValueError as error:
@@ -63,7 +63,7 @@ def compare(arguments: Arguments) -> None:
         tables.print_table(table, path.with_suffix(".csv"))
     print("\n".join(["", *(f"note: {note}" for note in notes)]), flush=True)
 
-    from common.runner.compare_plots import plot_comparison  # half a second of imports
+    from runner.compare.plots import plot_comparison  # half a second of imports
 
     path.parent.mkdir(parents=True, exist_ok=True)
     plot_comparison(path, environments, shown, {label: normalized[label] for label in shown if label in normalized})

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from common.runner.folder import replacing
-from common.runner.statistics import Curve
+from runner.folder.files import replacing
+from runner.tell.statistics import Curve
 
 MAX_LINES = 6  # curves of a sweep, those of the best settings
 MAX_SEEDS = 100  # thin lines

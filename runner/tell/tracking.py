@@ -7,8 +7,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from common.runner.experiment import Experiment
-from common.runner.statistics import iqm
+from runner.experiment import Experiment
+from runner.tell.statistics import iqm
 
 
 def check_wandb(mode: str) -> None:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.runner.comparison import Line
-from common.runner.folder import replacing
-from common.runner.statistics import aggregate_iqm, probability_of_improvement, rank
+from runner.compare.comparison import Line
+from runner.folder.files import replacing
+from runner.tell.statistics import aggregate_iqm, probability_of_improvement, rank
 
 MAX_ROWS = 20  # rows of a table on the terminal; the files have all of them
 TEXT = ("method", "A", "B")  # columns of text; numbers stand on the right

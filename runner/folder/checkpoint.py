@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from common.runner.folder import replacing
+from runner.folder.files import replacing
 
 
 def save(path: Path, iteration: int, state: Any) -> None:

@@ -1,0 +1,1 @@
+"""The options of a run and their command line."""
