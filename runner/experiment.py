@@ -4,20 +4,17 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from runner.ask.options import Options, parse_integer
+from runner.ask.options import Options
 
 EVAL_STEPS, EVAL_METRICS = "eval_env_steps", ("eval_episode_return", "eval_episode_length")
 MAX_NAMES = 20  # lanes in a list
-# With --eval-every auto:
-MAX_EVALUATIONS = 20  # of a run
-MAX_STEPS_RATIO = 16  # env steps of all evaluations over those of training, if every episode lasted to its limit
 
 
 @dataclass(frozen=True)
@@ -102,26 +99,6 @@ class Experiment:
     def env_steps(self, num_iterations: int) -> np.ndarray:
         """Env steps of one lane at the end of each of the first iterations, int64 [num_iterations]."""
         return np.array([self.config.env_steps(i + 1) for i in range(num_iterations)], np.int64)
-
-    @cached_property
-    def auto_evaluations(self) -> int:
-        """Number of evaluations with --eval-every auto, the one at the end included."""
-        from common.environment import make_env  # imported here: a comparison of runs needs no environment
-        from runner.machine.evaluation import episode_limit
-
-        limit = episode_limit(make_env(self.config.env), self.options.eval_max_steps)
-        most = MAX_STEPS_RATIO * self.config.env_steps(self.config.num_iterations)
-        return int(np.clip(most // (max(1, self.options.eval_episodes) * limit), 1, MAX_EVALUATIONS))
-
-    @cached_property
-    def evaluated_iterations(self) -> np.ndarray:
-        """Numbers of iterations after which the lanes are evaluated while training runs, the end not included."""
-        steps, every = self.env_steps(self.config.num_iterations), self.options.eval_every
-        interval = -(-steps[-1] // self.auto_evaluations) if every == "auto" else parse_integer(every)
-        if interval == 0 or self.options.eval_episodes == 0:
-            return np.empty(0, int)
-        passed = np.diff(steps // interval, prepend=self.config.env_steps(0) // interval) > 0
-        return np.flatnonzero(passed[:-1]) + 1
 
 
 class Part(NamedTuple):

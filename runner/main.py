@@ -1,25 +1,29 @@
 """The command line of a script, from sys.argv to the files of the run."""
 
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 
-from runner.ask.cli import fail, find_preset
-from runner.folder import files
+from runner.ask.cli import check_not_swept, check_unchanged, fail, find_preset, look_ahead, parse
+from runner.ask.options import PRECISIONS, Options
+from runner.ask.sweep import count_settings, make_settings, read_axes
+from runner.experiment import EVAL_METRICS, EVAL_STEPS, Experiment, Part, Result, join_results
+from runner.folder.files import make_folder, write_metrics
+from runner.folder.record import Record, check_parts, read_config, read_options, read_record
 from runner.machine import hosts
-from runner.machine.memory import num_bytes
-from runner.machine.programs import plan
+from runner.machine.devices import strong
+from runner.machine.imports import import_gymnax
+from runner.machine.memory import check_memory
 from runner.machine.stop import StopSignal
-from runner.prepare import Prepared, prepare
-from runner.tell.progress import print_header
 from runner.tell.timing import Timing
-from runner.tell.tracking import Tracker
-from runner.training import Run, write_record
+from runner.tell.tracking import check_wandb
+from runner.training import Run
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "single-file-jax-rl"
 
@@ -35,18 +39,17 @@ def run(script: str, config_class: type, make: Callable) -> None:
         jax.config.update("jax_compilation_cache_dir", str(CACHE))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     try:
-        prepared = prepare(script, config_class, make)
-        preset = find_preset(script, config_class, prepared.experiment.config.env)
+        prepared = prepare(script, config_class, make, timing)
     except (ValueError, OSError) as error:
         refuse(error)
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
-    with StopSignal() as stop:
+    with prepared.stop:
         try:
-            begun = begin(prepared, preset is not None, stop, timing)
-            results = begun.train_parts()
-            if not stop.received or (results and len(begun.parts) == 1):
-                begun.conclude(results, preset or config_class())
+            prepared.begin()
+            results = prepared.train_parts()
+            if not prepared.stop.received or (results and len(prepared.parts) == 1):
+                conclude(prepared, results)
         except ValueError as error:
             refuse(error)
         except OSError as error:
@@ -58,9 +61,9 @@ def run(script: str, config_class: type, make: Callable) -> None:
             fail("out of memory; lower --lanes-per-batch, or if it is 1 --num-envs (or --buffer-size)", 1)
         finally:
             hosts.leave()
-    if stop.received:
+    if prepared.stop.received:
         print(f"stopped; continue with --resume {prepared.directory}", file=sys.stderr)
-        raise SystemExit(128 + stop.received)
+        raise SystemExit(128 + prepared.stop.received)
 
 
 def refuse(error: Exception) -> NoReturn:
@@ -70,19 +73,83 @@ def refuse(error: Exception) -> NoReturn:
     fail(str(error))
 
 
-def begin(prepared: Prepared, has_preset: bool, stop: StopSignal, timing: Timing) -> Run:
-    """Write the record of a new run, plan the parts and compile."""
-    experiment, directory = prepared.experiment, prepared.directory
-    if not experiment.options.resume:  # before compiling, so that a run killed meanwhile can be resumed
-        write_record(experiment, directory, [], prepared.wandb_id)
-    num_devices = experiment.options.devices or jax.local_device_count()
-    print_header(experiment, has_preset, num_devices, num_bytes(prepared.abstract_state))
-    try:
-        programs, parts = plan(experiment, prepared.abstract_state, num_devices, prepared.parts)
-    except ValueError:
-        if not experiment.options.resume:
-            files.discard(directory)
-        raise
-    timing.compiling = programs.compile_seconds
-    tracker = Tracker(experiment, directory, prepared.wandb_id)
-    return Run(experiment, directory, prepared.abstract_state, programs, parts, tracker, stop, timing)
+def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> Run:
+    """Read the command line, connect the processes, check all that can be checked and create the folder.
+
+    Raises:
+        ValueError: one line that says what to change.
+    """
+    config, options, record = ask(script, config_class)
+    jax.config.update("jax_default_matmul_precision", PRECISIONS[options.matmul_precision])
+    axes = read_axes(options.sweep, options.sweep_samples, config)
+    num_lanes = count_settings(axes, options.sweep_samples) * options.num_seeds
+    hosts.connect(options)
+    hosts.check_places(options, num_lanes)
+    import_gymnax()
+    algorithm = make(config)
+    abstract_state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
+    check_memory(config, options, num_lanes, abstract_state)
+    check_wandb(options.wandb)
+    settings = make_settings(axes, options.sweep_samples, options.seed)
+    experiment = Experiment(script, make, config, options, settings)
+    parts = record.parts if record else []
+    check_parts(parts, num_lanes)
+    return Run(
+        experiment=experiment,
+        preset=find_preset(script, config_class, config.env),
+        abstract_state=abstract_state,
+        directory=Path(hosts.agree("directory", lambda: str(make_folder(experiment.algorithm, config.env, options)))),
+        parts=parts,
+        wandb_id=record.wandb_id if record else secrets.token_hex(4),
+        stop=StopSignal(),
+        timing=timing,
+    )
+
+
+def ask(script: str, config_class: type) -> tuple[Any, Options, Record | None]:
+    """Read sys.argv. The defaults are the preset of the chosen environment, or with --resume the settings of that run.
+
+    Returns:
+        the Config, the options, and with --resume the record of the run.
+
+    Raises:
+        ValueError: an option with a value that it cannot have, no run to resume, one that was started with other
+            settings, or an error in the file of presets.
+    """
+    env, resume = look_ahead(config_class().env)
+    if not resume:
+        preset = find_preset(script, config_class, env)
+        source = env if preset else f"Config; {env} has no preset"
+        config, options = parse(script, preset or config_class(env=env), Options(), source)
+        check_not_swept(options.sweep)
+        return config, options, None
+    record = read_record(Path(resume))
+    if record.algorithm != Path(script).stem:
+        raise ValueError(f"{resume} is a run of {record.algorithm}.py, not of {Path(script).name}")
+    saved = read_config(record, config_class, to_resume=True), read_options(record)
+    given = parse(script, *saved, resume)
+    check_unchanged(resume, saved, given)
+    return *given, record
+
+
+def conclude(run: Run, results: dict[Part, Result]) -> None:
+    """Join the results of all parts and report; process 0 does it for all. `results`: of the parts of this process."""
+    experiment, directory = run.experiment, run.directory
+    with run.timing.measure("reporting"):
+        from runner.tell.report import report  # a second of imports, which training need not wait for
+
+    if absent := hosts.wait_for_all():
+        who = "process " + ", ".join(map(str, absent))
+        fail(f"{who} ended before its lanes did; the others are saved, continue with --resume {directory}", 1)
+    if jax.process_index() > 0:
+        return
+    result = join_results([results.get(part) or run.read_result(part) for part in run.parts])
+    if len(run.parts) > 1:
+        env_steps = experiment.env_steps(experiment.config.num_iterations)
+        lanes = experiment.lanes_of(Part(0, experiment.num_lanes))
+        write_metrics(directory, env_steps, lanes, result.metrics, result.evaluations)
+        run.tracker.log(env_steps, result.metrics)
+        points = {name: result.evaluations[name] for name in EVAL_METRICS if result.evaluations}
+        run.tracker.log(result.evaluations.get(EVAL_STEPS, ()), points)
+    report(experiment, run.preset, directory, result, run.timing)
+    run.tracker.finish(result.scores)

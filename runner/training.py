@@ -2,14 +2,13 @@
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from runner.ask.cli import fail
 from runner.experiment import (
     EVAL_METRICS,
     EVAL_STEPS,
@@ -19,39 +18,53 @@ from runner.experiment import (
     Result,
     append_evaluation,
     append_metrics,
-    join_results,
 )
 from runner.folder import checkpoint, files
-from runner.folder.record import make_record
-from runner.machine import hosts
+from runner.folder.record import write_record
 from runner.machine.devices import to_host
+from runner.machine.evaluation import evaluated_iterations
+from runner.machine.memory import divide_lanes, num_bytes
 from runner.machine.programs import Programs
 from runner.machine.stop import StopSignal
-from runner.tell.progress import ProgressDisplay
+from runner.tell.progress import ProgressDisplay, print_header
 from runner.tell.timing import Timing
 from runner.tell.tracking import Tracker
 
 SECONDS_PER_SEGMENT = 1.0  # target duration of a segment
 
 
-def write_record(experiment: Experiment, directory: Path, parts: list[Part], wandb_id: str) -> None:
-    """Write config.json; process 0 does it for all."""
-    if jax.process_index() == 0:
-        files.write_record(directory, make_record(experiment, parts, wandb_id))
-
-
-@dataclass(frozen=True)
+@dataclass
 class Run:
-    """A run whose programs are compiled. The parts of this process are trained one after another."""
+    """A run, from its checked command line to its report. This process trains some of its parts, one after another."""
 
     experiment: Experiment
+    preset: Any  # Config of the environment, None without one
+    abstract_state: Any  # shapes and dtypes of the State of one lane
     directory: Path
-    abstract_state: Any
-    programs: Programs
-    parts: list[Part]  # of all processes
-    tracker: Tracker
+    parts: list[Part]  # of all processes; those of a resumed run, else empty until `begin`
+    wandb_id: str  # from which the ids of the wandb runs are made
     stop: StopSignal
     timing: Timing
+    programs: Programs = field(init=False)  # from here on by `begin`
+    tracker: Tracker = field(init=False)
+
+    def begin(self) -> None:
+        """Write the record of a new run, divide its lanes into parts, and compile."""
+        experiment, options = self.experiment, self.experiment.options
+        if not options.resume:  # before compiling, so that a run killed meanwhile can be resumed
+            write_record(self.directory, experiment, [], self.wandb_id)
+        num_devices = options.devices or jax.local_device_count()
+        print_header(experiment, self.preset is not None, num_devices, self.abstract_state)
+        make_programs = lambda num_lanes: Programs(experiment, self.abstract_state, num_lanes, num_devices)  # noqa: E731
+        try:
+            lane_bytes = num_bytes(self.abstract_state)
+            self.programs, self.parts = divide_lanes(make_programs, experiment, num_devices, lane_bytes, self.parts)
+        except ValueError:
+            if not options.resume:
+                files.discard(self.directory)
+            raise
+        self.timing.compiling = self.programs.compile_seconds
+        self.tracker = Tracker(experiment, self.directory, self.wandb_id)
 
     def folder_of(self, part: Part) -> Path:
         """Where the checkpoint and the metrics of a part are."""
@@ -83,7 +96,7 @@ class Run:
         settings, keys = self.programs.inputs(part)
         if iteration is None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_record(self.experiment, self.directory, self.parts, self.tracker.wandb_id)
+            write_record(self.directory, self.experiment, self.parts, self.wandb_id)
             return Progress(0, self.programs.init.result()(settings, keys), {}, {})
         spread = lambda x: jax.ShapeDtypeStruct((part.num_lanes, *x.shape), x.dtype)  # noqa: E731
         state = checkpoint.restore(path, jax.tree.map(spread, self.abstract_state))
@@ -92,7 +105,7 @@ class Run:
         if getattr(self.abstract_state, "buffer", None) is not None and state.buffer is None:
             print("the checkpoint has no replay buffer: it is filled again with random transitions", flush=True)
             state = state.replace(buffer=to_host(self.programs.init.result()(settings, keys).buffer, part.num_lanes))
-        write_record(self.experiment, self.directory, self.parts, self.tracker.wandb_id)
+        write_record(self.directory, self.experiment, self.parts, self.wandb_id)
         print(f"resumed {path.parent} at {steps[-1]:,} env steps", flush=True)
         return Progress(iteration, self.programs.placement.place(state), metrics, evaluations)
 
@@ -102,7 +115,7 @@ class Run:
         if progress.iteration >= total:
             return progress
         settings, _ = self.programs.inputs(part)
-        evaluated = self.experiment.evaluated_iterations
+        evaluated = evaluated_iterations(self.experiment)
         seconds, length = min(SECONDS_PER_SEGMENT, options.checkpoint_every), 1
         saved, saved_time = progress.iteration, time.perf_counter()
         with ProgressDisplay(self.experiment, part, progress.iteration) as display:
@@ -172,27 +185,6 @@ class Run:
             self.write_metrics(part, progress)
         scores |= {"is_healthy": self.programs.is_healthy(part, progress.state)}
         return Result(progress.metrics, progress.evaluations, scores)
-
-    def conclude(self, results: dict[Part, Result], preset: Any) -> None:
-        """Join the results of all parts and report; process 0 does it for all."""
-        with self.timing.measure("reporting"):
-            from runner.tell.report import report  # a second of imports, which training need not wait for
-
-        if absent := hosts.wait_for_all():
-            who = "process " + ", ".join(map(str, absent))
-            fail(f"{who} ended before its lanes did; the others are saved, continue with --resume {self.directory}", 1)
-        if jax.process_index() > 0:
-            return
-        result = join_results([results.get(part) or self.read_result(part) for part in self.parts])
-        if len(self.parts) > 1:
-            env_steps = self.experiment.env_steps(self.experiment.config.num_iterations)
-            lanes = self.experiment.lanes_of(Part(0, self.experiment.num_lanes))
-            files.write_metrics(self.directory, env_steps, lanes, result.metrics, result.evaluations)
-            self.tracker.log(env_steps, result.metrics)
-            points = {name: result.evaluations[name] for name in EVAL_METRICS if result.evaluations}
-            self.tracker.log(result.evaluations.get(EVAL_STEPS, ()), points)
-        report(self.experiment, self.directory, result, self.timing, preset)
-        self.tracker.finish(result.scores)
 
     def read_result(self, part: Part) -> Result:
         """The result written by another process."""

@@ -25,7 +25,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from common.presets import read_presets
 from runner.folder import checkpoint
 from runner.folder import files as run_folder
-from runner.folder.record import read_config
+from runner.folder.record import read_config, read_record
 from runner.main import run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -270,9 +270,9 @@ _LEAST_TIME = "jax_persistent_cache_min_compile_time_secs"
 
 def saved_state(directory: Path) -> tuple[int, dict[str, np.ndarray]]:
     """The iteration of a run's checkpoint, and each leaf of the State of all its lanes by its name."""
-    record = run_folder.read_record(directory)
+    record = read_record(directory)
     module = importlib.import_module(record.algorithm)
-    algorithm = module.make(read_config(module.Config, record))
+    algorithm = module.make(read_config(record, module.Config))
     keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((record.parts[-1].stop,), "uint32"))
     abstract_state = jax.eval_shape(jax.vmap(algorithm.init), keys)
     path = directory / run_folder.CHECKPOINT

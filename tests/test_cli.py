@@ -8,8 +8,8 @@ import sys
 import pytest
 from helpers import ENVS, SCRIPTS, capture, presets
 
-from runner.ask.cli import parse
 from runner.ask.options import Options
+from runner.main import ask
 
 
 @pytest.fixture(params=SCRIPTS)
@@ -27,15 +27,15 @@ def parsed(script, *words):
     """Config and Options of a command line."""
     module = importlib.import_module(script)
     given = []
-    result = capture(lambda: given.append(parse(module.__file__, module.Config)), module.__file__, *words)
+    result = capture(lambda: given.append(ask(module.__file__, module.Config)), module.__file__, *words)
     assert result.status == 0, result
-    return given[0]
+    return given[0][:2]
 
 
 def help_of(script, *words):
     """What --help says, without the frames around it."""
     module = importlib.import_module(script)
-    result = capture(lambda: parse(module.__file__, module.Config), module.__file__, *words, "--help")
+    result = capture(lambda: ask(module.__file__, module.Config), module.__file__, *words, "--help")
     assert (result.status, result.stderr) == (0, "")
     return re.sub(r"[│╭╮╰╯─]+", "", result.stdout)
 
@@ -94,7 +94,7 @@ def test_help_shows_the_values_that_will_run(script):
 def test_help_fits_a_narrow_terminal(script, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     module = importlib.import_module(script)
-    result = capture(lambda: parse(module.__file__, module.Config), module.__file__, "--help")
+    result = capture(lambda: ask(module.__file__, module.Config), module.__file__, "--help")
     assert result.stdout.startswith(f"usage: python {script}.py")
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "\x1b" not in result.stdout, "colours are for terminals"
@@ -165,5 +165,5 @@ def test_parsing_leaves_the_command_line_as_it_is(script, monkeypatch):
     words = [f"{script}.py", "--env", ENVS[script][0], "--seed", "3"]
     monkeypatch.setattr(sys, "argv", words.copy())
     module = importlib.import_module(script)
-    parse(module.__file__, module.Config)
+    ask(module.__file__, module.Config)
     assert sys.argv == words

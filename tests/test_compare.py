@@ -19,7 +19,6 @@ from matplotlib.text import Text
 from PIL import Image
 from scipy import stats
 
-from runner.ask.options import Options, to_json
 from runner.compare import __main__ as compare
 from runner.compare import plots as compare_plots
 from runner.compare.comparison import MAX_LINES
@@ -191,7 +190,7 @@ def write_run(
     record = {
         "script": f"/nowhere/{algorithm}.py",
         "config": {"env": env, "learning_rate": 0.001, **fields},
-        "options": to_json(Options(num_seeds=num_seeds or len(final))),
+        "options": {"num_seeds": num_seeds or len(final)},
         "parts": parts or [[0, len(final)]],
         "wandb_id": "",
     }

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from common.environment import make_env
 from runner.ask.options import Options
 from runner.experiment import EVAL_METRICS, Experiment, Result, append_evaluation, join_results, until
+from runner.machine.evaluation import auto_evaluations, evaluated_iterations
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ def experiment_of(config, **options):
 
 
 def evaluated(config, **options):
-    return experiment_of(config, **options).evaluated_iterations.tolist()
+    return evaluated_iterations(experiment_of(config, **options)).tolist()
 
 
 # -- When --------------------------------------------------------------------------------------------------------------
@@ -59,7 +60,7 @@ def test_about_twenty_evaluations_whatever_the_length(config):
 def test_evaluations_never_play_more_than_16_times_the_env_steps_of_training(config, eval_episodes, eval_max_steps):
     """All episodes at full length; the evaluation at the end is always made. There are as many as that allows."""
     options = {"eval_episodes": eval_episodes, "eval_max_steps": eval_max_steps}
-    number = experiment_of(config, **options).auto_evaluations
+    number = auto_evaluations(experiment_of(config, **options))
     most, each = 16 * config.env_steps(config.num_iterations), eval_episodes * min(eval_max_steps, 500)
     assert 1 <= number <= 20
     assert number == 1 or number * each <= most
@@ -82,7 +83,7 @@ def test_every_preset_is_long_enough_for_twenty_evaluations(script):
     """But those whose runs are as short as twenty episodes at full length."""
     for config in (config for env, config in presets(script).items() if "/" not in env):
         steps, limit = config.env_steps(config.num_iterations), make_env(config.env).max_episode_steps
-        assert (experiment_of(config).auto_evaluations == 20) == (steps > 20 * limit), config.env
+        assert (auto_evaluations(experiment_of(config)) == 20) == (steps > 20 * limit), config.env
 
 
 @given(

@@ -18,9 +18,10 @@ from hypothesis.extra import numpy as hnp
 from common.config import NonNegative
 from runner.ask.options import Options
 from runner.experiment import EVAL_METRICS, Experiment, Part, append_metrics
-from runner.folder import files
-from runner.folder.files import read_metrics, read_record, replacing, write_curves, write_json, write_metrics
-from runner.folder.record import check_parts, make_record, read_config, read_experiment
+from runner.folder import record as record_module
+from runner.folder.files import read_metrics, replacing, write_json, write_metrics, write_table
+from runner.folder.record import check_parts, read_config, read_experiment, read_options, read_record
+from runner.tell.report import curve_rows
 from runner.tell.statistics import Curve
 
 # -- Atomic writes -----------------------------------------------------------------------------------------------------
@@ -53,18 +54,13 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, full_disk):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_curve_that_does_not_fit_on_the_disk_leaves_the_old_one(tmp_path, full_disk):
-    write_curves(tmp_path / "curve.csv", {}, {"training": [curve_of(3)]})
+def test_a_table_that_does_not_fit_on_the_disk_leaves_the_old_one(tmp_path, full_disk):
+    write_table(tmp_path / "curve.csv", ["x"], [[i] for i in range(3)])
     before = (tmp_path / "curve.csv").read_bytes()
     with pytest.raises(OSError, match="too large"):
-        write_curves(tmp_path / "curve.csv", {}, {"training": [curve_of(5000)]})
+        write_table(tmp_path / "curve.csv", ["x"], [[i] for i in range(5000)])
     assert (tmp_path / "curve.csv").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["curve.csv"]
-
-
-def curve_of(num_points):
-    x = np.arange(num_points, dtype=float)
-    return Curve(x, x[None], x, x, x, x)
 
 
 def test_metrics_that_do_not_fit_on_the_disk_leave_the_old_ones(tmp_path, full_disk):
@@ -241,7 +237,7 @@ class Config:
 
 def write_record(directory, config, options, settings=None, parts=((0, 5),)):
     experiment = Experiment("scripts/algorithm.py", None, config, options, settings or {})
-    files.write_record(directory, make_record(experiment, parts, "abc"))
+    record_module.write_record(directory, experiment, parts, "abc")
     return directory / "config.json"
 
 
@@ -252,10 +248,11 @@ def test_a_record_gives_config_options_and_parts_back(tmp_path):
     config = Config(env="Pendulum-v1", learning_rate=1e-4, anneal=False, hidden_sizes=(8,))
     path = write_record(tmp_path, config, OPTIONS, parts=[Part(0, 2), Part(2, 5)])
     record = read_record(tmp_path)
-    assert read_config(Config, record) == config
-    assert (record.algorithm, record.options, record.wandb_id) == ("algorithm", OPTIONS, "abc")
+    assert (read_config(record, Config), read_options(record)) == (config, OPTIONS)
+    assert (record.algorithm, record.wandb_id) == ("algorithm", "abc")
     assert record.parts == [(0, 2), (2, 5)]
-    assert json.loads(path.read_text())["packages"]["numpy"] == np.__version__
+    content = json.loads(path.read_text())
+    assert (content["version"], content["packages"]["numpy"]) == (2, np.__version__)
 
 
 def test_a_record_of_a_sweep_gives_its_experiment_back(tmp_path):
@@ -285,15 +282,51 @@ def test_parts_that_do_not_follow_each_other_are_refused(parts):
 def test_what_describes_a_process_is_not_recorded(tmp_path):
     options = dataclasses.replace(OPTIONS, resume="there", coordinator="a:1", num_processes=2, process_id=1)
     write_record(tmp_path, Config(), options)
-    assert read_record(tmp_path).options == OPTIONS
+    assert read_options(read_record(tmp_path)) == OPTIONS
 
 
-def test_a_record_of_before_the_option_matmul_precision_has_its_default(tmp_path):
-    path = write_record(tmp_path, Config(), OPTIONS)
+def change(path, *keys, **values):
+    """Take keys out of a JSON file, or put values in, each named by its path: `config__gamma`."""
     content = json.loads(path.read_text())
-    assert content["options"].pop("matmul_precision") == "float32"
+    for key in keys:
+        outer, _, name = key.rpartition("__")
+        del (content[outer] if outer else content)[name]
+    for key, value in values.items():
+        outer, _, name = key.rpartition("__")
+        (content[outer] if outer else content)[name] = value
     path.write_text(json.dumps(content))
-    assert read_record(tmp_path).options == OPTIONS
+
+
+def test_a_record_of_before_a_field_or_an_option_has_its_default_and_says_so(tmp_path, capsys):
+    path = write_record(tmp_path, Config(num_envs=9), dataclasses.replace(OPTIONS, eval_max_steps=3))
+    change(path, "version", "config__anneal", "config__activation", "options__matmul_precision", "options__eval_every")
+    record = read_record(tmp_path)
+    for to_resume in (False, True):
+        assert read_config(record, Config, to_resume) == Config(num_envs=9)
+        lacks = "lacks anneal = True, activation = tanh (the default)"
+        assert capsys.readouterr().err == f"note: {path} is of another version and {lacks}\n"
+    assert read_options(record) == dataclasses.replace(OPTIONS, eval_max_steps=3)
+    lacks = "lacks eval_every = auto, matmul_precision = float32 (the default)"
+    assert capsys.readouterr().err == f"note: {path} is of another version and {lacks}\n"
+
+
+def test_what_this_version_does_not_know_is_left_out_and_said(tmp_path, capsys):
+    path = write_record(tmp_path, Config(), OPTIONS)
+    change(path, config__momentum=0.9, options__zip=True, options__more=1, version=99, other=[3])
+    record = read_record(tmp_path)
+    assert (read_config(record, Config), read_options(record)) == (Config(), OPTIONS)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"note: {path} is of another version; not used: momentum"
+    assert second == f"note: {path} is of another version; not used: more, zip"
+
+
+def test_only_resuming_refuses_a_field_that_the_script_does_not_have(tmp_path):
+    path = write_record(tmp_path, Config(), OPTIONS)
+    change(path, config__momentum=0.9, config__zeta=1)
+    with pytest.raises(ValueError, match=r"config\.json has settings that this version of algorithm\.py does not know"):
+        read_config(read_record(tmp_path), Config, to_resume=True)
+    with pytest.raises(ValueError, match=r": momentum, zeta$"):
+        read_config(read_record(tmp_path), Config, to_resume=True)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +341,6 @@ def test_a_record_of_before_the_option_matmul_precision_has_its_default(tmp_path
         (("options", "wandb"), 7),
         (("options", "name"), "../x"),
         (("options", "matmul_precision"), "float16"),
-        (("options", "more"), 1),
         *((("parts",), value) for value in (None, 3, [3], [[0]], [[0, "x"]], [[0, 1, 2]])),
         (("config",), []),
         (("script",), 3),
@@ -325,19 +357,14 @@ def test_a_record_changed_by_hand_is_refused(tmp_path, keys, value):
         inner = inner[key]
     inner[keys[-1]] = value
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"config\.json cannot be read: "):
-        read_record(tmp_path)
+    with pytest.raises(ValueError, match=r"config\.json(:| cannot be read:) "):
+        read_options(read_record(tmp_path))
 
 
-@pytest.mark.parametrize("keys", [("options", "num_seeds"), ("options",), ("config",), ("parts",), ("wandb_id",)])
-def test_a_record_from_which_something_is_missing_is_refused(tmp_path, keys):
+@pytest.mark.parametrize("key", ["options", "config", "parts", "wandb_id", "script"])
+def test_a_record_from_which_something_is_missing_is_refused(tmp_path, key):
     path = write_record(tmp_path, Config(), OPTIONS)
-    content = json.loads(path.read_text())
-    inner = content
-    for key in keys[:-1]:
-        inner = inner[key]
-    del inner[keys[-1]]
-    path.write_text(json.dumps(content))
+    change(path, key)
     with pytest.raises(ValueError, match=r"config\.json cannot be read: "):
         read_record(tmp_path)
 
@@ -345,7 +372,6 @@ def test_a_record_from_which_something_is_missing_is_refused(tmp_path, keys):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("momentum", 0.9),
         ("num_envs", None),
         ("num_envs", "4"),
         ("num_envs", 4.0),
@@ -366,17 +392,7 @@ def test_a_config_that_the_script_cannot_have_is_refused(tmp_path, field, value)
     content["config"][field] = value
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=field):
-        read_config(Config, read_record(tmp_path))
-
-
-def test_a_config_that_lacks_a_field_is_refused(tmp_path):
-    """Today's default may be another one than that of the run."""
-    path = write_record(tmp_path, Config(), OPTIONS)
-    content = json.loads(path.read_text())
-    del content["config"]["anneal"]
-    path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="anneal"):
-        read_config(Config, read_record(tmp_path))
+        read_config(read_record(tmp_path), Config)
 
 
 def test_a_missing_record_is_an_error_that_names_the_folder(tmp_path):
@@ -397,9 +413,11 @@ def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path, content):
 def test_the_curve_is_written_as_csv(tmp_path):
     mean, nan = np.array([1.5, -201.125]), np.full(2, np.nan)
     curve = Curve(np.array([1000, 123_456_789]), mean[None], mean, mean + 1, nan, mean + 2)
-    write_curves(tmp_path / "curve.csv", {}, {"training": [curve]})
+    columns = ["return", "env_step", "mean", "iqm", "ci_low", "ci_high"]
+    write_table(tmp_path / "curve.csv", columns, curve_rows({}, {"training": [curve]}))
     with (tmp_path / "curve.csv").open() as file:
         rows = list(csv.DictReader(file))
+    assert [row["return"] for row in rows] == ["training", "training"]
     assert [int(row["env_step"]) for row in rows] == [1000, 123_456_789]
     assert [float(row["mean"]) for row in rows] == [1.5, -201.125]
     assert [float(row["iqm"]) for row in rows] == [2.5, -200.125]

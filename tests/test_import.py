@@ -80,11 +80,22 @@ print([name for name in ["gymnax", "matplotlib", "scipy.stats", "wandb"] if name
     assert python(f"import os; os.chdir({str(ROOT)!r})\n{code}").stderr == "[]\n"
 
 
-def test_plotting_libraries_are_imported_when_they_are_used():
-    code = """
-import common, sys, gymnax
-print("pandas" in sys.modules, "matplotlib.figure" in sys.modules)
-import matplotlib.pyplot as plt, seaborn
-print(plt.Figure.__name__, seaborn.__version__[0] in "0123456789", sys.modules["matplotlib.pyplot"].__file__ != "")
+DRAWN = """
+import sys
+from runner.machine.imports import import_gymnax
+import_gymnax()
+print([name for name in ["pandas", "seaborn", "matplotlib.pyplot"] if name in sys.modules])
+from gymnax.environments.misc import pong
+print(pong.plt.Figure.__name__, pong.sns.__version__ != "")
+import matplotlib.pyplot, seaborn
+print(matplotlib.pyplot.Figure is pong.plt.Figure, seaborn.__version__ != "")
 """
-    assert python(code).stdout == "False False\nFigure True True\n"
+
+
+def test_the_command_line_imports_plotting_libraries_when_they_are_used():
+    assert python(DRAWN).stdout == "[]\nFigure True\nTrue True\n"
+
+
+def test_plotting_libraries_are_as_they_are_for_whoever_imports_the_kit():
+    code = "import common, matplotlib.pyplot; print(matplotlib.pyplot.plot())"
+    assert python(code).stdout == "[]\n"

@@ -26,7 +26,6 @@ from helpers import (
 import runner.machine.devices
 import runner.machine.memory
 import runner.machine.programs
-import runner.prepare
 from runner.folder.load import load
 from runner.machine.devices import compile_init, compile_segment, make_placement, to_host
 
@@ -231,7 +230,7 @@ def test_auto_divides_what_does_not_fit(monkeypatch):
     result = call("ppo", *arguments, "--name", "whole")
     assert result.stdout.count("compiled in") == 1
     program = compile_small(4)
-    monkeypatch.setattr(runner.machine.programs, "available_bytes", lambda num_devices: int(0.8 * program))
+    monkeypatch.setattr(runner.machine.memory, "available_bytes", lambda num_devices: int(0.8 * program))
     result = call("ppo", *arguments, "--name", "small")
     assert result.status == 0, result
     assert "\nlanes 0 to 1 of 4\n" in result.stdout
@@ -242,12 +241,12 @@ def test_auto_divides_what_does_not_fit(monkeypatch):
     assert result.stderr == "error: 4 lanes take 1.25 times the memory; lower --lanes-per-batch\n"
     assert not Path(*SAME, "four").exists()
 
-    monkeypatch.setattr(runner.machine.programs, "available_bytes", lambda num_devices: int(0.9 * compile_small(1)))
+    monkeypatch.setattr(runner.machine.memory, "available_bytes", lambda num_devices: int(0.9 * compile_small(1)))
     result = call("ppo", *arguments, "--name", "one")
     assert result.status == 2
     assert result.stderr == "error: one lane takes 1.11 times the memory; lower --num-envs (or --buffer-size)\n"
 
-    monkeypatch.setattr(runner.prepare, "available_bytes", lambda num_devices: 100)
+    monkeypatch.setattr(runner.machine.memory, "available_bytes", lambda num_devices: 100)
     result = call("ppo", *arguments, "--name", "tiny")
     assert result.status == 2
     assert re.search(r"the state of 1 lane takes [\d.]+ KiB and the memory is 100 B; lower --num-envs", result.stderr)

@@ -9,8 +9,8 @@ from helpers import ROOT, call, capture, shared_compilations, small_run
 
 from common.suites import suites
 from runner import render
-from runner.ask.cli import parse
 from runner.compare import __main__ as compare
+from runner.main import ask
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
@@ -64,7 +64,7 @@ def test_commands_have_flags_that_exist(command, folder, monkeypatch):
         assert (result.status, result.stderr) == (2, "error: it would load the run\n")
         return
     module = importlib.import_module(program.removesuffix(".py"))
-    result = capture(lambda: parse(module.__file__, module.Config), program, *words)
+    result = capture(lambda: ask(module.__file__, module.Config), program, *words)
     assert (result.status, result.stderr) == (0, "")
 
 

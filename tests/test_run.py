@@ -951,8 +951,8 @@ def test_a_lane_that_diverges_leaves_the_others_as_they_were(script, monkeypatch
 def test_evaluation_in_batches_of_episodes_where_memory_is_short(monkeypatch):
     """The first batch is what evaluation without batches begins with."""
     assert_finished(call("ppo", *small_run("ppo", name="whole", eval_episodes=7)))
-    monkeypatch.setattr(runner.machine.programs.Programs, "share_of_memory", lambda self, program: 2.0)
-    monkeypatch.setattr(runner.machine.programs, "check_fits", lambda *_: None)
+    monkeypatch.setattr(runner.machine.programs, "share_of_memory", lambda *_: 2.0)
+    monkeypatch.setattr(runner.machine.memory, "check_fits", lambda *_: None)
     sizes = []
     evaluate = runner.machine.programs.evaluate
     monkeypatch.setattr(runner.machine.programs, "evaluate", lambda *args: sizes.append(args[-2]) or evaluate(*args))

@@ -11,8 +11,6 @@ import tyro
 
 from common.presets import read_presets
 from runner.ask.options import FIXED, Options, check_options, parse_integer
-from runner.folder import files
-from runner.folder.record import read_config
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
@@ -37,44 +35,25 @@ def find_preset(script: str, config_class: type, env: str) -> Any:
     return preset and dataclasses.replace(preset, env=env)
 
 
-def parse(script: str, config_class: type) -> tuple[Any, Options]:
-    """Read sys.argv. The defaults are the preset of the chosen environment, or with --resume the settings of that run.
-
-    Raises:
-        ValueError: an option with a value that it cannot have, no run to resume, one that was started with other
-            settings, or an error in the file of presets.
-    """
+def look_ahead(env: str) -> tuple[str, str]:
+    """The values of --env and --resume, on which the defaults of all other flags depend; `env` is the default."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--env", default=config_class().env)
+    first.add_argument("--env", default=env)
     first.add_argument("--resume", default="")
     known, _ = first.parse_known_args()
-    if known.resume:
-        config, options = _read_run(Path(known.resume), Path(script).stem, config_class)
-        source = known.resume
-    else:
-        preset, options = find_preset(script, config_class, known.env), Options()
-        config = preset or config_class(env=known.env)
-        source = known.env if preset else f"Config; {known.env} has no preset"
-    given_config, given_options = _parse_flags(script, config, options, source)
-    check_options(given_options)
-    if known.resume:
-        _check_unchanged(known.resume, (config, options), (given_config, given_options))
-    else:
-        _check_not_swept(given_options.sweep)
-    return given_config, given_options
+    return known.env, known.resume
 
 
-def _read_run(directory: Path, algorithm: str, config_class: type) -> tuple[Any, Options]:
-    record = files.read_record(directory)
-    if record.algorithm != algorithm:
-        raise ValueError(f"{directory} is a run of {record.algorithm}.py, not of {algorithm}.py")
-    try:
-        return read_config(config_class, record), record.options
-    except ValueError as error:
-        raise ValueError(f"{directory / 'config.json'}: {error}") from error
+def parse(script: str, config: Any, options: Options, source: str) -> tuple[Any, Options]:
+    """Read sys.argv.
 
+    Args:
+        config, options: the defaults.
+        source: of what they are, for --help.
 
-def _parse_flags(script: str, config: Any, options: Options, source: str) -> tuple[Any, Options]:
+    Raises:
+        ValueError: an option with a value that it cannot have.
+    """
     name = Path(script).stem
     config_type = Annotated[type(config), tyro.conf.arg(help=f"Settings of {name.upper()}.")]
     options_type = Annotated[Options, tyro.conf.arg(help="Options of the run, the same for every algorithm.")]
@@ -86,6 +65,7 @@ def _parse_flags(script: str, config: Any, options: Options, source: str) -> tup
         default=arguments(config, options),
         registry=_registry(),
     )
+    check_options(given.run)
     return getattr(given, name), given.run
 
 
@@ -108,7 +88,8 @@ def _registry() -> tyro.constructors.ConstructorRegistry:
     return registry
 
 
-def _check_unchanged(directory: str, saved: tuple[Any, Any], given: tuple[Any, Any]) -> None:
+def check_unchanged(directory: str, saved: tuple[Any, Any], given: tuple[Any, Any]) -> None:
+    """Raise ValueError if a Config and Options that are given differ from saved ones where a resumed run may not."""
     for old, new in zip(saved, given, strict=True):
         for field in dataclasses.fields(old):
             before, after = getattr(old, field.name), getattr(new, field.name)
@@ -119,7 +100,8 @@ def _check_unchanged(directory: str, saved: tuple[Any, Any], given: tuple[Any, A
             raise ValueError(f"{directory} was started with {field.name} = {before}, not {after}; {hint}")
 
 
-def _check_not_swept(sweeps: tuple[str, ...]) -> None:
+def check_not_swept(sweeps: tuple[str, ...]) -> None:
+    """Raise ValueError if a field that is swept also has a flag of its own."""
     given = {word.partition("=")[0].replace("_", "-") for word in sys.argv[1:]}
     for sweep in sweeps:
         flag = f"--{sweep.partition('=')[0].strip().replace('_', '-')}"
@@ -127,11 +109,13 @@ def _check_not_swept(sweeps: tuple[str, ...]) -> None:
             raise ValueError(f"{flag} is also swept and would have no effect; remove {flag} or --sweep {flag[2:]}")
 
 
-def rerun_command(script: str, config: Any, preset: Any, settings: dict[str, float], seed: int, num_seeds: int) -> str:
-    """The command that trains `config` with one setting of a sweep; `preset` is that of the environment."""
-    flags = ["--env", config.env, "--num-seeds", num_seeds, "--seed", seed]
-    for name, value in (dataclasses.asdict(config) | settings).items():
-        if value != getattr(preset, name):
+def rerun_command(script: str, config: Any, options: Options, defaults: Any, setting: dict[str, float]) -> str:
+    """The command that trains a Config with one setting of a sweep; `defaults` are those of its environment."""
+    flags = ["--env", config.env, "--num-seeds", options.num_seeds, "--seed", options.seed]
+    if options.matmul_precision != Options.matmul_precision:
+        flags += ["--matmul-precision", options.matmul_precision]
+    for name, value in (dataclasses.asdict(config) | setting).items():
+        if value != getattr(defaults, name):
             flag = name.replace("_", "-")
             values = {bool: [], tuple: value}.get(type(value), [value])
             flags += [f"--no-{flag}" if value is False else f"--{flag}", *values]

@@ -1,9 +1,8 @@
 """Command-line options of a run, besides the Config of the algorithm."""
 
-import dataclasses
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -102,24 +101,3 @@ def _check_processes(options: Options) -> None:
     is_address = host and port.isdecimal() and 1 <= int(port) <= 65535
     if options.coordinator not in ("", "auto") and not is_address:
         raise ValueError(f"coordinator must be HOST:PORT with a port of 1 to 65535, or auto, not {options.coordinator}")
-
-
-def to_json(options: Options) -> dict[str, Any]:
-    """The options that are recorded, so that a resumed run uses them again."""
-    return {name: x for name, x in dataclasses.asdict(options).items() if name not in PROCESS}
-
-
-def from_json(content: dict[str, Any]) -> Options:
-    """The options of a record. Raises ValueError if one is missing, unknown or of another type."""
-    defaults = to_json(Options())
-    content = {"matmul_precision": Options.matmul_precision, **content}  # records of before this option lack it
-    if content.keys() != defaults.keys():
-        raise ValueError(f"its options are not those of this version: {', '.join(content.keys() ^ defaults.keys())}")
-    values = {name: tuple(x) if isinstance(x, list) else x for name, x in content.items()}
-    for name, x in values.items():
-        kinds = (float, int) if isinstance(defaults[name], float) else (type(defaults[name]),)
-        if type(x) not in kinds or (name == "sweep" and not all(isinstance(text, str) for text in x)):
-            raise ValueError(f"its option {name} cannot be {x!r}")
-    options = Options(**values)
-    check_options(options)
-    return options

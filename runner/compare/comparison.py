@@ -11,6 +11,7 @@ import numpy as np
 
 from runner.experiment import Part
 from runner.folder import files
+from runner.folder.record import read_record
 from runner.tell.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
 
 MAX_LINES = 6  # methods in the picture and in the table of pairs
@@ -67,29 +68,29 @@ class Line:
 
 def read_lines(directory: Path) -> list[Line]:
     """The settings of a run; a run without a sweep is one. Raises ValueError if it cannot be read or has no metrics."""
-    record = files.read_record(directory)
+    record = read_record(directory)
     env = record.config.get("env")
     if not isinstance(env, str):
-        raise ValueError(f"{directory / 'config.json'} does not name the environment")
+        raise ValueError(f"{record.path} does not name the environment")
     arrays = _read_metrics(directory, record.parts)
     swept = tuple(name.removeprefix("sweep_") for name in arrays if name.startswith("sweep_"))
     lanes_of = defaultdict(dict)  # setting -> seed -> lane; a random sweep may draw the same setting twice
     for lane, seed in enumerate(arrays["seed"].tolist()):
         lanes_of[tuple(str(arrays[f"sweep_{name}"][lane]) for name in swept)].setdefault(seed, lane)
-    lines = []
+    lines, planned = [], record.options.get("num_seeds", 0)
     for values, lanes in lanes_of.items():
         fields = record.config | dict(zip(swept, map(float, values), strict=True))
         metrics = {name: arrays[name] for name in STEPS if name in arrays}
         metrics |= {name: arrays[name][list(lanes.values())] for name in RETURNS if name in arrays}
-        lines.append(Line(directory, record.algorithm, env, fields, swept, record.options.num_seeds, metrics))
+        lines.append(Line(directory, record.algorithm, env, fields, swept, planned, metrics))
     return lines
 
 
 def _read_metrics(directory: Path, parts: list[Part]) -> dict[str, np.ndarray]:
     """metrics.npz of a run. Of one in several parts that has not ended, the saved lanes, up to the env steps that all
     of them have."""
-    whole = directory / "metrics.npz"
-    paths = [files.part_folder(directory, parts, part) / "metrics.npz" for part in parts]
+    whole = directory / files.METRICS
+    paths = [files.part_folder(directory, parts, part) / files.METRICS for part in parts]
     paths = [path for path in paths if path.exists()]
     if whole.exists() or not paths:
         paths = [whole]

@@ -1,6 +1,5 @@
 """The tables of a comparison: final scores, probabilities of improvement and aggregates over environments."""
 
-import csv
 import itertools
 from pathlib import Path
 from typing import NamedTuple
@@ -8,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from runner.compare.comparison import Line
-from runner.folder.files import replacing
+from runner.folder.files import replacing, write_table
 from runner.tell.statistics import aggregate_iqm, probability_of_improvement, rank
 
 MAX_ROWS = 20  # rows of a table on the terminal; the files have all of them
@@ -150,9 +149,6 @@ def write_markdown(path: Path, tables: list[Table], notes: list[str]) -> None:
 
 def write_csv(path: Path, tables: list[Table]) -> None:
     """Write the numbers of all tables as CSV, one number with its interval in each row."""
-    with replacing(path) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(Value._fields)
-        for value in itertools.chain.from_iterable(table.values for table in tables):
-            numbers = ["" if np.isnan(x) else f"{x:.6g}" for x in value[-3:]]
-            writer.writerow([*value[:-3], *numbers])
+    values = itertools.chain.from_iterable(table.values for table in tables)
+    rows = ([*value[:-3], *("" if np.isnan(x) else f"{x:.6g}" for x in value[-3:])] for value in values)
+    write_table(path, Value._fields, rows)

@@ -4,7 +4,9 @@ Arrays are named by their path in the State, such as `params.params.Dense_0.kern
 """
 
 import contextlib
+import dataclasses
 import json
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from runner.folder.files import replacing
+
+POLICY = ("params", "obs_statistics")  # the fields of a State that `act` and `value` read
 
 
 def save(path: Path, iteration: int, state: Any) -> None:
@@ -31,11 +35,16 @@ def save(path: Path, iteration: int, state: Any) -> None:
     arrays = {name: np.ascontiguousarray(jax.random.key_data(x) if _is_key(x) else x) for name, x in leaves.items()}
     content = {"iteration": iteration, "keys": _key_types(leaves), "checksums": _checksums(arrays)}
     text = json.dumps(content)
+    for leftover in path.parent.glob(".tmp??????"):  # of safetensors, in a process that was killed
+        leftover.unlink()
     with replacing(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode
         try:
             save_file(arrays, temporary, {"content": text, "checksum": str(zlib.crc32(text.encode()))})
         except SafetensorError as error:  # also where the disk is full
             raise OSError(f"{path}: {error}") from error
+        temporary.chmod(mode)  # safetensors lets nobody else read it
 
 
 def read_iteration(path: Path) -> int | None:
@@ -46,40 +55,80 @@ def read_iteration(path: Path) -> int | None:
         return content["iteration"]
 
 
-def restore(path: Path, abstract_state: Any, lane: int | None = None, with_buffer: bool = True) -> Any:
-    """Read the State of a checkpoint.
+def restore(path: Path, abstract_state: Any) -> Any:
+    """Read the State of all lanes.
 
     Args:
-        abstract_state: the expected shapes and dtypes, the axis of lanes included.
-        lane: reads this lane alone, without the axis of lanes.
-        with_buffer: whether the replay buffer is wanted.
+        abstract_state: the expected shapes and dtypes, [num_lanes, ...].
 
     Returns:
-        The State, of numpy arrays and typed keys. Its buffer is None if it was not saved or is not wanted.
+        The State, of numpy arrays and typed keys. Its buffer is None if it was not saved.
 
     Raises:
         ValueError: the checkpoint is damaged or holds something else; the message names it.
     """
     with _opened(path) as (file, content):
-        saved = set(file.keys())
-        if hasattr(abstract_state, "buffer") and not (with_buffer and "buffer" in content["checksums"]):
+        if hasattr(abstract_state, "buffer") and "buffer" not in content["checksums"]:
             abstract_state = abstract_state.replace(buffer=None)
-            saved = {name for name in saved if _group(name) != "buffer"}
-        expected = _named_leaves(abstract_state)
-        if expected.keys() != saved or content["keys"] != _key_types(expected):
+        saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+        if not _fits(abstract_state, saved, content):
             raise ValueError("it does not hold the arrays of this State")
-        arrays = {}
-        for name, x in expected.items():
-            target, part = jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x, file.get_slice(name)
-            arrays[name] = part[:] if lane is None else part[lane : lane + 1]
-            if (tuple(part.get_shape()), arrays[name].dtype) != (target.shape, target.dtype):
-                raise ValueError(f"{name} has another shape or type")
-    for group, checksums in _checksums(arrays).items():
-        if checksums != content["checksums"][group][slice(lane, None if lane is None else lane + 1)]:
-            raise ValueError(f"the checkpoint {path} is damaged: its checksums do not match")
+        _check(saved, content, slice(None))
+    return _rebuild(abstract_state, saved)
+
+
+def restore_policy(path: Path, abstract_state: Any, lane: int) -> Any:
+    """Read the State of one lane, without the axis of lanes and without its replay buffer.
+
+    A field of the State that another version of the script saved differently is None, but for those in POLICY.
+
+    Args:
+        abstract_state: the expected shapes and dtypes, of one lane.
+        lane: counted from 0 within the checkpoint.
+
+    Raises:
+        ValueError: the checkpoint is damaged or holds another policy; the message names it.
+    """
+    one = slice(lane, lane + 1)
+    with _opened(path) as (file, content):
+        names = [name for name in file.keys() if _group(name) != "buffer"]  # noqa: SIM118
+        saved = {name: file.get_slice(name)[one] for name in names}
+        abstract_state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), abstract_state)
+        other = {}
+        for field in dataclasses.fields(abstract_state):
+            arrays = {name: x for name, x in saved.items() if name.partition(".")[0] == field.name}
+            if not _fits({field.name: getattr(abstract_state, field.name)}, arrays, content):
+                other[field.name] = None
+        if lacking := [name for name in POLICY if name in other]:
+            raise ValueError(f"its {' and '.join(lacking)} are not those of this version of the script")
+        _check(saved, content, one)
+    if unread := sorted(other.keys() - {"buffer"}):
+        print(f"note: {path} is of another version of the script; not read: {', '.join(unread)}", file=sys.stderr)
+    state = _rebuild(abstract_state.replace(**other), saved)
+    return jax.tree.map(lambda x: x[0], state)
+
+
+def _fits(tree: Any, saved: dict[str, np.ndarray], content: dict[str, Any]) -> bool:
+    """Whether the saved arrays are the leaves of this part of a State, in their shapes and types."""
+    leaves = _named_leaves(tree)
+    targets = {name: jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x for name, x in leaves.items()}
+    expected = {name: (x.shape, x.dtype) for name, x in targets.items()}
+    keys = {name: kind for name, kind in content["keys"].items() if name in saved}
+    return expected == {name: (x.shape, x.dtype) for name, x in saved.items()} and keys == _key_types(leaves)
+
+
+def _check(saved: dict[str, np.ndarray], content: dict[str, Any], lanes: slice) -> None:
+    """Raise ValueError unless the arrays of these lanes have the checksums that were saved with them."""
+    for group, checksums in _checksums(saved).items():
+        if checksums != content["checksums"][group][lanes]:
+            raise ValueError("its checksums do not match")
+
+
+def _rebuild(abstract_state: Any, saved: dict[str, np.ndarray]) -> Any:
+    """The State whose leaves have these names."""
 
     def rebuild(key_path, x):
-        array = arrays[_name(key_path)] if lane is None else arrays[_name(key_path)][0]
+        array = saved[_name(key_path)]
         return jax.random.wrap_key_data(array) if _is_key(x) else array
 
     return jax.tree_util.tree_map_with_path(rebuild, abstract_state)

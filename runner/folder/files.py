@@ -1,4 +1,4 @@
-"""The folder of a run: config.json, metrics.npz, curve.csv, summary.json, checkpoints, and parts/ with the same."""
+"""The files of a run: their names, and how they are written and read. parts/ has checkpoints and metrics of its own."""
 
 import contextlib
 import csv
@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ import numpy as np
 
 from runner.ask.options import Options
 from runner.experiment import EVAL_METRICS, EVAL_STEPS, Part, until
-from runner.folder.record import Record, parse_record
-from runner.tell.statistics import Curve
 
-CHECKPOINT, EVALUATION = "checkpoint.safetensors", "evaluation.npz"
+RECORD, CHECKPOINT, METRICS, EVALUATION = "config.json", "checkpoint.safetensors", "metrics.npz", "evaluation.npz"
+SUMMARY, CURVE_TABLE = "summary.json", "curve.csv"
+CURVE_PLOT, METRICS_PLOT, SWEEP_PLOT = "curve.png", "metrics.png", "sweep.png"
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def make_folder(algorithm: str, env: str, options: Options) -> Path:
     """
     parent = Path(options.out) / algorithm / env
     directory = Path(options.resume) if options.resume else parent / (options.name or _free_name(parent))
-    if not options.resume and (directory / "config.json").exists():
+    if not options.resume and (directory / RECORD).exists():
         raise ValueError(f"{directory} holds a run; choose another --name, or continue it with --resume {directory}")
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def make_folder(algorithm: str, env: str, options: Options) -> Path:
 
 def discard(directory: Path) -> None:
     """Remove the folder of a run that cannot begin."""
-    (directory / "config.json").unlink(missing_ok=True)
+    (directory / RECORD).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # it is not empty
         directory.rmdir()
 
@@ -88,22 +88,6 @@ def _free_name(parent: Path) -> str:
 def part_folder(directory: Path, parts: list[Part], part: Part) -> Path:
     """The folder of a part; a run of a single part has everything in its own folder."""
     return directory if len(parts) == 1 else directory / "parts" / f"lanes-{part.start}-to-{part.stop - 1}"
-
-
-def write_record(directory: Path, content: dict[str, Any]) -> None:
-    """Write config.json."""
-    write_json(directory / "config.json", content)
-
-
-def read_record(directory: Path) -> Record:
-    """Read config.json. Raises ValueError if it is missing, damaged or contradicts itself."""
-    path = directory / "config.json"
-    try:
-        return parse_record(json.loads(path.read_text()))
-    except FileNotFoundError:
-        raise ValueError(f"no run in {directory}: it has no config.json") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
 
 
 def write_metrics(
@@ -121,7 +105,7 @@ def write_metrics(
         metrics: [num_lanes, num_iterations].
         evaluations: EVAL_STEPS [num_evaluations], EVAL_METRICS [num_lanes, num_evaluations]; or empty.
     """
-    write_arrays(directory / "metrics.npz", {"env_steps": env_steps} | lanes | metrics | evaluations)
+    write_arrays(directory / METRICS, {"env_steps": env_steps} | lanes | metrics | evaluations)
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -161,7 +145,7 @@ def read_metrics(
     Raises:
         ValueError: metrics.npz is missing, damaged, too short or of another run.
     """
-    path, num_iterations = directory / "metrics.npz", len(env_steps)
+    path, num_iterations = directory / METRICS, len(env_steps)
     arrays = read_arrays(path)
     if len(arrays.get("env_steps", ())) < num_iterations:
         raise ValueError(f"{path} has fewer than the {num_iterations} iterations of the checkpoint")
@@ -175,17 +159,9 @@ def read_metrics(
     return metrics, until(evaluations, int(np.max(env_steps, initial=0)))
 
 
-def write_curves(path: Path, settings: dict[str, np.ndarray], curves: dict[str, list[Curve]]) -> None:
-    """Write learning curves over the seeds of each setting as CSV.
-
-    Args:
-        settings: name -> [num_settings], or empty.
-        curves: what their returns are, `training` or `evaluation`, -> one curve for each setting.
-    """
+def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Write a CSV file."""
     with replacing(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*settings, "return", "env_step", "mean", "iqm", "ci_low", "ci_high"])
-        for index, (kind, curve) in ((i, (kind, x)) for kind, of_kind in curves.items() for i, x in enumerate(of_kind)):
-            setting = [str(values[index]) for values in settings.values()]
-            for row in zip(curve.env_steps, curve.mean, curve.iqm, curve.ci_low, curve.ci_high, strict=True):
-                writer.writerow([*setting, kind, int(row[0]), *(f"{x:.6g}" for x in row[1:])])
+        writer.writerow(columns)
+        writer.writerows(rows)

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
-from runner.folder import checkpoint, files
-from runner.folder.record import read_experiment
+from runner.folder.checkpoint import restore_policy
+from runner.folder.files import CHECKPOINT, part_folder
+from runner.folder.record import read_experiment, read_record
+
+ROOT = Path(__file__).resolve().parent.parent.parent  # the folder of the scripts
 
 
 def load(run_dir: str | Path, seed_index: int = 0, setting_index: int = 0) -> tuple[Any, Any, Any]:
@@ -22,36 +24,42 @@ def load(run_dir: str | Path, seed_index: int = 0, setting_index: int = 0) -> tu
         setting_index: which setting of a sweep, counted from 0 in the order of config.json.
 
     Returns:
-        config, algorithm (with `act` and `value`) and that lane's State, without a replay buffer.
+        config, algorithm (with `act` and `value`) and that lane's State, without a replay buffer. Of a run of another
+        version of the script, the State has at least what `act` and `value` read; a note says what is None.
 
     Raises:
-        ValueError: no such run, seed or setting, or a damaged checkpoint.
+        ValueError: no such run, seed or setting, a damaged checkpoint, or one of a policy that the script cannot have.
     """
     run_dir = Path(run_dir)
-    record = files.read_record(run_dir)
+    record = read_record(run_dir)
     script = import_script(record.script)
     experiment = read_experiment(record, script)
     lane = experiment.lane(seed_index, setting_index)
     part = next((part for part in record.parts if part.start <= lane < part.stop), None)
-    path = part and files.part_folder(run_dir, record.parts, part) / files.CHECKPOINT
+    path = part and part_folder(run_dir, record.parts, part) / CHECKPOINT
     if path is None or not path.exists():
         raise ValueError(f"{run_dir} has no checkpoint of this seed")
     config = dataclasses.replace(experiment.config, **experiment.setting(setting_index))
     algorithm = script.make(config)
-    keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((part.num_lanes,), np.uint32))
-    abstract_state = jax.eval_shape(jax.vmap(algorithm.init), keys)
-    state = checkpoint.restore(path, abstract_state, lane - part.start, with_buffer=False)
+    abstract_state = jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0))
+    state = restore_policy(path, abstract_state, lane - part.start)
     return config, algorithm, jax.device_put(state)
 
 
 def import_script(path: str) -> Any:
-    """Import a script by its file, as a module of its own name. Raises ValueError if it is not there."""
+    """Import a script by its file, as a module of its own name. Where the file is gone, as on another machine, the
+    script of this name beside `runner/` is taken. Raises ValueError if there is none.
+    """
     name = Path(path).stem
+    if not Path(path).exists():
+        places = [ROOT / f"{name}.py", ROOT / "variants" / f"{name}.py"]
+        found = next((place for place in places if place.exists()), None)
+        if found is None:
+            raise ValueError(f"the script {path} of this run no longer exists")
+        path = str(found)
     known = sys.modules.get(name)
     if known is not None and Path(known.__file__).resolve() == Path(path).resolve():
         return known
-    if not Path(path).exists():
-        raise ValueError(f"the script {path} of this run no longer exists")
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up there

@@ -1,7 +1,8 @@
-"""The record of a run, which config.json holds: what is needed to resume the run, and to run the same again."""
+"""The record of a run, config.json: what resumes the run, and what trains the same again. It outlives the code."""
 
 import dataclasses
 import importlib.metadata
+import json
 import platform
 import shlex
 import subprocess
@@ -14,11 +15,12 @@ from typing import Any
 import jax
 
 from common.config import check_value
-from runner.ask import options as options_module
-from runner.ask.options import Options
+from runner.ask.options import PROCESS, Options, check_options
 from runner.ask.sweep import make_settings, read_axes
 from runner.experiment import Experiment, Part
+from runner.folder.files import RECORD, write_json
 
+VERSION = 2  # 1: records without a version
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "safetensors", "numpy")
 # The fields that are read again, with their types.
 FIELDS = {"script": str, "config": dict, "options": dict, "parts": list, "wandb_id": str}
@@ -26,11 +28,12 @@ FIELDS = {"script": str, "config": dict, "options": dict, "parts": list, "wandb_
 
 @dataclass(frozen=True)
 class Record:
-    """The fields of config.json that --resume and `load` read."""
+    """The fields of config.json that are read again, as they stand there."""
 
+    path: Path  # of config.json
     script: str  # path
     config: dict[str, Any]
-    options: Options
+    options: dict[str, Any]
     parts: list[Part]  # empty: not known yet
     wandb_id: str  # from which the ids of the wandb runs are made
 
@@ -40,21 +43,27 @@ class Record:
         return Path(self.script).stem
 
 
-def make_record(experiment: Experiment, parts: list[Part], wandb_id: str) -> dict[str, Any]:
-    """The record of a run, ready for JSON."""
-    script = Path(experiment.script).absolute()
-    return {
+# -- Writing -----------------------------------------------------------------------------------------------------------
+
+
+def write_record(directory: Path, experiment: Experiment, parts: list[Part], wandb_id: str) -> None:
+    """Write config.json; process 0 does it for all."""
+    if jax.process_index() > 0:
+        return
+    script, options = Path(experiment.script).absolute(), dataclasses.asdict(experiment.options)
+    content = {
+        "version": VERSION,
         "algorithm": experiment.algorithm,
         "script": str(script),
         "config": dataclasses.asdict(experiment.config),
-        "options": options_module.to_json(experiment.options),
+        "options": {name: x for name, x in options.items() if name not in PROCESS},
         "settings": {name: [float(str(x)) for x in values] for name, values in experiment.settings.items()},
         "parts": parts,
         "wandb_id": wandb_id,
         "command": shlex.join(["python", *sys.argv]),
         "git_commit": _git_commit(script.parent),
-        **describe_machine(),
     }
+    write_json(directory / RECORD, content | describe_machine())
 
 
 def describe_machine() -> dict[str, Any]:
@@ -75,25 +84,82 @@ def _git_commit(folder: Path) -> str | None:
         return None
 
 
-def parse_record(content: Any) -> Record:
-    """Check parsed JSON. Raises ValueError if a field is missing, of another type or contradicts another one."""
-    for name, kind in FIELDS.items():
-        if not isinstance(content, dict) or not isinstance(content.get(name), kind):
-            raise ValueError(f"it needs a field {name!r} of type {kind.__name__}")
-    options = options_module.from_json(content["options"])
+# -- Reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_record(directory: Path) -> Record:
+    """Read config.json. Raises ValueError if it is missing or damaged."""
+    path = directory / RECORD
     try:
+        content = json.loads(path.read_text())
+        for name, kind in FIELDS.items():
+            if not isinstance(content, dict) or not isinstance(content.get(name), kind):
+                raise ValueError(f"it needs a field {name!r} of type {kind.__name__}")
         parts = [Part(int(start), int(stop)) for start, stop in content["parts"]]
-    except (TypeError, ValueError):
-        raise ValueError("its parts are not pairs of numbers") from None
-    return Record(content["script"], content["config"], options, parts, content["wandb_id"])
+    except FileNotFoundError:
+        raise ValueError(f"no run in {directory}: it has no {RECORD}") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    return Record(path, content["script"], content["config"], content["options"], parts, content["wandb_id"])
+
+
+def read_config(record: Record, config_class: type, to_resume: bool = False) -> Any:
+    """The Config of a record. A field that it lacks has its default, and one that is unknown is left out: both is said.
+
+    Args:
+        to_resume: whether the run is to be trained on, which an unknown field forbids.
+
+    Raises:
+        ValueError: a field with a value that it cannot have, or to_resume with an unknown field.
+    """
+    hints = typing.get_type_hints(config_class, include_extras=True)
+    unknown = sorted(record.config.keys() - hints.keys())
+    if to_resume and unknown:
+        raise ValueError(
+            f"{record.path} has settings that this version of {record.algorithm}.py does not know, so it cannot "
+            f"train on: {', '.join(unknown)}"
+        )
+    fields = _known_fields(record, record.config, dataclasses.asdict(config_class()))
+    try:
+        for name, value in fields.items():
+            check_value(name, value, hints[name])
+    except ValueError as error:
+        raise ValueError(f"{record.path}: {error}") from error
+    return config_class(**fields)
+
+
+def read_options(record: Record) -> Options:
+    """The options of a record, with defaults as `read_config` has them. Raises ValueError if one has a wrong value."""
+    defaults = {name: x for name, x in dataclasses.asdict(Options()).items() if name not in PROCESS}
+    fields = _known_fields(record, record.options, defaults)
+    for name, x in fields.items():
+        kinds = (float, int) if isinstance(defaults[name], float) else (type(defaults[name]),)
+        if type(x) not in kinds or (name == "sweep" and not all(isinstance(text, str) for text in x)):
+            raise ValueError(f"{record.path}: the option {name} cannot be {x!r}")
+    options = Options(**fields)
+    try:
+        check_options(options)
+    except ValueError as error:
+        raise ValueError(f"{record.path}: {error}") from error
+    return options
+
+
+def _known_fields(record: Record, content: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """The fields that `defaults` has, from `content` where it has them too."""
+    if missing := {name: x for name, x in defaults.items() if name not in content}:
+        values = ", ".join(f"{name} = {x}" for name, x in missing.items())
+        print(f"note: {record.path} is of another version and lacks {values} (the default)", file=sys.stderr)
+    if unknown := sorted(content.keys() - defaults.keys()):
+        print(f"note: {record.path} is of another version; not used: {', '.join(unknown)}", file=sys.stderr)
+    known = defaults | {name: x for name, x in content.items() if name in defaults}
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in known.items()}
 
 
 def read_experiment(record: Record, script: Any) -> Experiment:
     """The experiment of a record; `script`: the module that trained it. Raises ValueError if they do not fit."""
-    config, options = read_config(script.Config, record), record.options
-    settings = make_settings(
-        read_axes(options.sweep, options.sweep_samples, config), options.sweep_samples, options.seed
-    )
+    config, options = read_config(record, script.Config), read_options(record)
+    axes = read_axes(options.sweep, options.sweep_samples, config)
+    settings = make_settings(axes, options.sweep_samples, options.seed)
     experiment = Experiment(record.script, script.make, config, options, settings)
     check_parts(record.parts, experiment.num_lanes)
     return experiment
@@ -104,19 +170,3 @@ def check_parts(parts: list[Part], num_lanes: int) -> None:
     edges = [edge for part in parts for edge in part]
     if parts and (edges[0] != 0 or edges[-1] != num_lanes or edges[1:-1:2] != edges[2:-1:2] or edges != sorted(edges)):
         raise ValueError(f"the recorded parts are not those of {num_lanes} lanes (seeds x settings)")
-
-
-def read_config(config_class: type, record: Record) -> Any:
-    """The Config of a record.
-
-    Raises:
-        ValueError: its fields are not those of the script, or one has a value that it cannot have.
-    """
-    hints = typing.get_type_hints(config_class, include_extras=True)
-    different = sorted(record.config.keys() ^ hints.keys())
-    if different:
-        raise ValueError(f"the run was made with another version of the script; fields that differ: {different}")
-    fields = {name: tuple(x) if isinstance(x, list) else x for name, x in record.config.items()}
-    for name, value in fields.items():
-        check_value(name, value, hints[name])
-    return config_class(**fields)

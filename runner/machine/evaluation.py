@@ -1,4 +1,4 @@
-"""Greedy evaluation over whole episodes."""
+"""Greedy evaluation over whole episodes: when, and how."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,10 +6,35 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from common.environment import Environment
+from common.environment import Environment, make_env
+from runner.ask.options import parse_integer
+from runner.experiment import Experiment
 
 STEPS_PER_CHECK = 8  # of whether all episodes have ended; on a GPU the host waits for the answer
+# With --eval-every auto:
+MAX_EVALUATIONS = 20  # of a run
+MAX_STEPS_RATIO = 16  # env steps of all evaluations over those of training, if every episode lasted to its limit
+
+
+def auto_evaluations(experiment: Experiment) -> int:
+    """Number of evaluations with --eval-every auto, the one at the end included."""
+    config, options = experiment.config, experiment.options
+    limit = episode_limit(make_env(config.env), options.eval_max_steps)
+    most = MAX_STEPS_RATIO * config.env_steps(config.num_iterations)
+    return int(np.clip(most // (max(1, options.eval_episodes) * limit), 1, MAX_EVALUATIONS))
+
+
+def evaluated_iterations(experiment: Experiment) -> np.ndarray:
+    """Numbers of iterations after which the lanes are evaluated while training runs, the end not included."""
+    config, options = experiment.config, experiment.options
+    steps, every = experiment.env_steps(config.num_iterations), options.eval_every
+    interval = -(-steps[-1] // auto_evaluations(experiment)) if every == "auto" else parse_integer(every)
+    if interval == 0 or options.eval_episodes == 0:
+        return np.empty(0, int)
+    passed = np.diff(steps // interval, prepend=config.env_steps(0) // interval) > 0
+    return np.flatnonzero(passed[:-1]) + 1
 
 
 def episode_limit(env: Environment, most: int) -> int:

@@ -13,24 +13,27 @@ from typing import Any
 
 import jax
 
+from runner.ask.options import Options
+
 PATIENCE = 300  # seconds to wait for the other processes at the start
 HEARTBEAT = 30  # seconds without a heartbeat after which a process counts as dead
 
 
-def connect(coordinator: str, num_processes: int, process_id: int) -> None:
-    """Join the other processes; JAX's backend must not have started yet.
-
-    Args:
-        coordinator: `host:port` of process 0, or `auto`: detect all three from Slurm, Open MPI, Kubernetes or a TPU
-            pod.
+def connect(options: Options) -> None:
+    """Join the other processes, if there are some; JAX's backend must not have started yet. Process 0 prints for all.
 
     Raises:
         ValueError: the address or a number is missing or wrong. If another process never connects, this one exits
             with status 2, since JAX waits in code that cannot be interrupted.
     """
+    coordinator = options.coordinator
+    if not coordinator:
+        return
     jax.config.update("jax_enable_recoverability", True)  # a process that dies does not end the others
-    place = {"coordinator_address": coordinator, "num_processes": num_processes, "process_id": process_id}
-    place = {} if coordinator == "auto" else place | {"cluster_detection_method": "deactivate"}
+    place = {}  # auto: JAX detects it
+    if coordinator != "auto":
+        place = {"coordinator_address": coordinator, "cluster_detection_method": "deactivate"}
+        place |= {"num_processes": options.num_processes, "process_id": options.process_id}
     timer = threading.Timer(PATIENCE, _give_up, [coordinator])
     timer.daemon = True
     timer.start()
@@ -41,6 +44,30 @@ def connect(coordinator: str, num_processes: int, process_id: int) -> None:
         raise ValueError(f"--coordinator {coordinator}: {str(error).splitlines()[0]}") from error
     finally:
         timer.cancel()
+    if _client() is None:
+        raise ValueError(f"--coordinator does not work with jax {jax.__version__}; install the one of requirements.txt")
+    if jax.process_index() > 0:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _client() -> Any:
+    """JAX's connection to the other processes, which has no public name; None without --coordinator."""
+    if not jax.distributed.is_initialized():
+        return None
+    try:
+        return jax._src.distributed.global_state.client
+    except AttributeError:
+        return None
+
+
+def check_places(options: Options, num_lanes: int) -> None:
+    """Raise ValueError if there are too few devices here, or too few lanes for all processes."""
+    if options.devices > jax.local_device_count():
+        raise ValueError(f"devices = {options.devices}, but there are only {jax.local_device_count()} here")
+    if num_lanes < jax.process_count():
+        raise ValueError(
+            f"{jax.process_count()} processes need at least as many lanes (seeds x settings), not {num_lanes}"
+        )
 
 
 def _give_up(coordinator: str) -> None:
@@ -58,7 +85,7 @@ def agree(name: str, decide: Callable[[], str]) -> str:
 
     Raises ValueError in every process if `decide` does.
     """
-    client = jax._src.distributed.global_state.client
+    client = _client()
     if client is None:
         return decide()
     if jax.process_index() == 0:
@@ -75,7 +102,7 @@ def agree(name: str, decide: Callable[[], str]) -> str:
 
 def wait_for_all() -> list[int]:
     """Wait for all living processes, then disconnect. Returns the processes that have died or ended before."""
-    client = jax._src.distributed.global_state.client
+    client = _client()
     if client is None:
         return []
     alive = _meet(client)
@@ -88,7 +115,7 @@ def leave() -> None:
 
     Process 0 waits until the others have disconnected: without it JAX ends them, perhaps while they save.
     """
-    client = jax._src.distributed.global_state.client
+    client = _client()
     if client is None:
         return
     if jax.process_index() > 0:

@@ -1,4 +1,4 @@
-"""The compiled programs of a run, and how its lanes are divided so that they fit the memory."""
+"""The compiled programs of a run."""
 
 import time
 from collections.abc import Callable
@@ -10,11 +10,10 @@ import jax
 import numpy as np
 
 from common.environment import make_env
-from runner.experiment import Experiment, Part, split_lanes
-from runner.machine import hosts
+from runner.experiment import Experiment, Part
 from runner.machine.devices import compile_init, compile_quickly, compile_segment, is_finite, make_placement, to_host
 from runner.machine.evaluation import episode_limit, evaluate, greedy_policy
-from runner.machine.memory import available_bytes, format_bytes, num_bytes, program_bytes
+from runner.machine.memory import format_bytes, program_bytes, share_of_memory
 
 MAX_SEGMENT = 256  # iterations in one segment
 
@@ -63,10 +62,10 @@ class Programs:
         print(f"compiled in {self.compile_seconds:.1f} s, {used} on each device", flush=True)
         return segment
 
-    def share_of_memory(self, program: jax.stages.Compiled) -> float:
-        """Memory that a program takes, as a share of the memory of its devices."""
-        num_devices = self.placement.sharding.num_devices
-        return program_bytes(program) * num_devices / available_bytes(num_devices)
+    @property
+    def share_of_memory(self) -> float:
+        """Memory that training takes, as a share of what its devices have."""
+        return share_of_memory(self.segment, self.placement.sharding.num_devices)
 
     @cached_property
     def evaluation(self) -> Future:
@@ -89,7 +88,7 @@ class Programs:
 
             inputs = self.settings, self.state, keys, np.uint32(0), np.uint32(0)
             program = compile_quickly(self.placement, self.placement.each(play, num_shared=2, in_groups=True), *inputs)
-            share = self.share_of_memory(program)
+            share = share_of_memory(program, self.placement.sharding.num_devices)
             if share <= 1 or num_episodes == 1:
                 return program, num_episodes
             num_episodes = max(1, int(num_episodes / share))
@@ -119,43 +118,3 @@ class Programs:
     def is_healthy(self, part: Part, state: Any) -> np.ndarray:
         """Whether all parameters are finite, [num_lanes] bool."""
         return to_host(jax.jit(is_finite)(state.params), part.num_lanes)
-
-
-def plan(
-    experiment: Experiment, abstract_state: Any, num_devices: int, recorded: list[Part]
-) -> tuple[Programs, list[Part]]:
-    """Divide the lanes into parts that fit the memory, and compile. A run that is resumed keeps its recorded parts.
-
-    Raises:
-        ValueError: what is asked for does not fit.
-    """
-
-    def divide(lanes_per_batch: int) -> tuple[Programs, list[Part]]:
-        parts = recorded or split_lanes(experiment.num_lanes, jax.process_count(), lanes_per_batch)
-        num_lanes = max(part.num_lanes for part in parts)
-        return Programs(experiment, abstract_state, num_lanes, num_devices), parts
-
-    asked = experiment.options.lanes_per_batch
-    if asked != "auto" or recorded:
-        programs, parts = divide(experiment.num_lanes if asked == "auto" else int(asked))
-        check_fits(programs, "resume it on a machine with more memory" if recorded else "lower --lanes-per-batch")
-        return programs, parts
-    programs, parts = divide(max(1, available_bytes(num_devices) // num_bytes(abstract_state)))
-    while (share := programs.share_of_memory(programs.segment)) > 1 and programs.num_lanes > 1:
-        programs, parts = divide(max(1, int(programs.num_lanes / share)))
-
-    def decide() -> str:
-        check_fits(programs, "")
-        return str(programs.num_lanes)
-
-    num_lanes = int(hosts.agree("lanes_per_batch", decide))
-    return (programs, parts) if num_lanes == programs.num_lanes else divide(num_lanes)
-
-
-def check_fits(programs: Programs, hint: str) -> None:
-    """Raise ValueError if the training program takes more memory than its devices have."""
-    share, num_lanes = programs.share_of_memory(programs.segment), programs.num_lanes
-    if share > 1:
-        lanes = "one lane takes" if num_lanes == 1 else f"{num_lanes} lanes take"
-        hint = "lower --num-envs (or --buffer-size)" if num_lanes == 1 else hint
-        raise ValueError(f"{lanes} {share:.2f} times the memory; {hint}")

@@ -2,18 +2,20 @@
 
 import sys
 import time
+from typing import Any
 
 import jax
 import numpy as np
 
-from runner.experiment import MAX_EVALUATIONS, MAX_STEPS_RATIO, Experiment, Part, Progress
-from runner.machine.memory import available_bytes, format_bytes
+from runner.experiment import Experiment, Part, Progress
+from runner.machine.evaluation import MAX_EVALUATIONS, MAX_STEPS_RATIO, auto_evaluations
+from runner.machine.memory import describe_state
 from runner.tell.statistics import finite_lanes, iqm
 
 SECONDS_BETWEEN_LINES = 10.0
 
 
-def print_header(experiment: Experiment, has_preset: bool, num_devices: int, lane_bytes: int) -> None:
+def print_header(experiment: Experiment, has_preset: bool, num_devices: int, abstract_state: Any) -> None:
     """Print what is trained, on which devices, how many lanes fit their memory, and if there are few evaluations."""
     config, options = experiment.config, experiment.options
     last = options.seed + options.num_seeds - 1
@@ -25,10 +27,8 @@ def print_header(experiment: Experiment, has_preset: bool, num_devices: int, lan
     if not (has_preset or options.resume):
         print(f"presets/{experiment.algorithm}.toml has no preset for this environment: Config's defaults are used")
     steps = f"{config.env_steps(config.num_iterations):,} env steps per seed in {config.num_iterations:,} iterations"
-    memory = available_bytes(num_devices)
-    room = f"at most {memory // lane_bytes:,} fit in {format_bytes(memory)} of memory"
-    print(f"{steps}; {format_bytes(lane_bytes)} of state per lane, {room}", flush=True)
-    number = experiment.auto_evaluations
+    print(f"{steps}; {describe_state(abstract_state, num_devices)}", flush=True)
+    number = auto_evaluations(experiment)
     if options.eval_episodes and options.eval_every == "auto" and number < MAX_EVALUATIONS:
         count = "1 evaluation" if number == 1 else f"{number} evaluations"
         more = f"more than {MAX_STEPS_RATIO} times the env steps of training"

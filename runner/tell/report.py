@@ -2,7 +2,8 @@
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,64 +30,106 @@ from runner.tell.timing import Timing
 MAX_ROWS = 20  # settings in the table
 
 
-def report(experiment: Experiment, directory: Path, result: Result, timing: Timing, preset: Any) -> None:
-    """Print the table of scores and write summary.json, curve.csv and the plots. `preset`: of the environment."""
+@dataclass(frozen=True)
+class Scores:
+    """The numbers of a report."""
+
+    summary: dict[str, Any]  # of summary.json
+    curves: dict[str, list[Curve]]  # training and, with two evaluations or more, evaluation: of each setting
+    settings: list[dict[str, float]]  # statistics of each setting's final scores; of a sweep alone
+    ranking: list[int]  # settings, the best first
+    diverged: np.ndarray  # lanes
+
+
+def report(experiment: Experiment, preset: Any, directory: Path, result: Result, timing: Timing) -> None:
+    """Print the table of scores and write summary.json, curve.csv and the plots.
+
+    Args:
+        preset: the Config of the environment, None without one.
+    """
     with timing.measure("reporting"):
-        summary = report_scores(experiment, directory, result, preset)
-    summary |= {"timing": timing.summary()} | describe_machine()
-    attempt(files.write_json, directory / "summary.json", summary)
+        scores = compute(experiment, preset, result)
+        write_plots(experiment, directory, result, scores)
+    summary = scores.summary | {"timing": timing.summary()} | describe_machine()
+    attempt(files.write_json, directory / files.SUMMARY, summary)
+    print_scores(experiment, directory, scores)
     print_commands(experiment, directory)
 
 
-def report_scores(experiment: Experiment, directory: Path, result: Result, preset: Any) -> dict[str, Any]:
-    """Print the table of scores and write curve.csv and the plots; returns the scores for summary.json."""
-    config, metrics, scores = experiment.config, result.metrics, dict(result.scores)
+def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
+    """All numbers of a report."""
+    config, options, scores = experiment.config, experiment.options, dict(result.scores)
     num_cut = int(scores.pop("eval_cut_episodes", np.zeros(1)).sum())
-    env_steps = experiment.env_steps(metrics["episode_return"].shape[1])
-    is_healthy = scores.pop("is_healthy") & finite_lanes(metrics)
-    title = f"{experiment.algorithm} on {config.env}"
+    is_healthy = scores.pop("is_healthy") & finite_lanes(result.metrics)
     summary = {
         "env": config.env,
-        "env_steps": int(env_steps[-1]),
-        "eval_episodes": experiment.options.eval_episodes,
+        "env_steps": config.env_steps(result.metrics["episode_return"].shape[1]),
+        "eval_episodes": options.eval_episodes,
         "eval_cut_episodes": num_cut,
     }
-    settings = [summarize_setting(experiment, scores, is_healthy, i) for i in range(experiment.num_settings)]
-    curves = make_curves(experiment, env_steps, result)
-    ranking = [0]
+    entries = [summarize_setting(experiment, scores, is_healthy, i) for i in range(experiment.num_settings)]
+    settings, ranking = [], [0]
     if experiment.settings:
-        training = final_return(metrics["episode_return"], metrics["num_episodes"])
+        training = final_return(result.metrics["episode_return"], result.metrics["num_episodes"])
         final = np.where(is_healthy, scores.get("eval_episode_return", training), np.nan)  # one that diverged is last
-        ranked = [summarize(x) for x in experiment.by_setting(final)]
-        ranking = rank(ranked)
-        best, options = experiment.setting(ranking[0]), experiment.options
-        rerun = rerun_command(experiment.script, config, preset, best, options.seed, options.num_seeds)
-        print_ranking(experiment, directory, ranked, ranking, bool(scores))
-        print(f"train the best setting again: {rerun}")
-        summary |= {"settings": settings, "ranking": ranking, "rerun": rerun}
-        is_grid = options.sweep_samples == 0
-        attempt(plot_sweep, directory / "sweep.png", experiment.settings, ranked, is_grid, title)
-        names = [experiment.name_setting(i) for i in range(experiment.num_settings)]
-        attempt(plot_curves, directory / "curve.png", names, curves, ranking, title)
+        settings = [summarize(x) for x in experiment.by_setting(final)]
+        ranking, defaults = rank(settings), preset or type(config)()
+        rerun = rerun_command(experiment.script, config, options, defaults, experiment.setting(ranking[0]))
+        summary |= {"settings": entries, "ranking": ranking, "rerun": rerun}
     else:
-        summary |= settings[0]
-        print_scores(summary)
-        attempt(plot_curve, directory / "curve.png", {kind: x[0] for kind, x in curves.items()}, title)
-    print_warnings(experiment, num_cut, np.flatnonzero(~is_healthy))
-    shown = {name: experiment.by_setting(x)[ranking[0]] for name, x in metrics.items()}
-    attempt(plot_metrics, directory / "metrics.png", env_steps, shown, title)
-    attempt(files.write_curves, directory / "curve.csv", experiment.settings, curves)
-    return summary
+        summary |= entries[0]
+    return Scores(summary, make_curves(experiment, result), settings, ranking, np.flatnonzero(~is_healthy))
 
 
-def make_curves(experiment: Experiment, env_steps: np.ndarray, result: Result) -> dict[str, list[Curve]]:
+def make_curves(experiment: Experiment, result: Result) -> dict[str, list[Curve]]:
     """The learning curves of each setting: of the training return and, with two points or more, of the evaluation."""
+    env_steps = experiment.env_steps(result.metrics["episode_return"].shape[1])
     returns, counts = (experiment.by_setting(result.metrics[name]) for name in ("episode_return", "num_episodes"))
     curves = {"training": [learning_curve(env_steps, *x) for x in zip(returns, counts, strict=True)]}
     if len(result.evaluations.get(EVAL_STEPS, ())) > 1:
         steps, returns = result.evaluations[EVAL_STEPS], result.evaluations["eval_episode_return"]
         curves["evaluation"] = [evaluation_curve(steps, x) for x in experiment.by_setting(returns)]
     return curves
+
+
+def summarize_setting(
+    experiment: Experiment, scores: dict[str, np.ndarray], is_healthy: np.ndarray, index: int
+) -> dict[str, Any]:
+    """The entry of one setting in summary.json."""
+    seeds, healthy = (experiment.by_setting(x)[index] for x in (experiment.lane_seeds, is_healthy))
+    by_setting = {name: experiment.by_setting(x)[index] for name, x in scores.items()}
+    summaries = {name: summarize(x) | {"per_seed": x.tolist()} for name, x in by_setting.items()}
+    return experiment.setting(index) | {"diverged_seeds": seeds[~healthy].tolist()} | summaries
+
+
+# -- Files -------------------------------------------------------------------------------------------------------------
+
+
+def write_plots(experiment: Experiment, directory: Path, result: Result, scores: Scores) -> None:
+    """Write curve.csv and the pictures."""
+    curves, ranking = scores.curves, scores.ranking
+    title = f"{experiment.algorithm} on {experiment.config.env}"
+    if experiment.settings:
+        is_grid = experiment.options.sweep_samples == 0
+        attempt(plot_sweep, directory / files.SWEEP_PLOT, experiment.settings, scores.settings, is_grid, title)
+        names = [experiment.name_setting(i) for i in range(experiment.num_settings)]
+        attempt(plot_curves, directory / files.CURVE_PLOT, names, curves, ranking, title)
+    else:
+        attempt(plot_curve, directory / files.CURVE_PLOT, {kind: x[0] for kind, x in curves.items()}, title)
+    env_steps = experiment.env_steps(result.metrics["episode_return"].shape[1])
+    shown = {name: experiment.by_setting(x)[ranking[0]] for name, x in result.metrics.items()}
+    attempt(plot_metrics, directory / files.METRICS_PLOT, env_steps, shown, title)
+    columns = [*experiment.settings, "return", "env_step", "mean", "iqm", "ci_low", "ci_high"]
+    attempt(files.write_table, directory / files.CURVE_TABLE, columns, curve_rows(experiment.settings, curves))
+
+
+def curve_rows(settings: dict[str, np.ndarray], curves: dict[str, list[Curve]]) -> Iterator[list[Any]]:
+    """The rows of curve.csv: the points of the curves of each setting."""
+    for kind, curves_of_kind in curves.items():
+        for index, curve in enumerate(curves_of_kind):
+            setting = [str(values[index]) for values in settings.values()]
+            for row in zip(curve.env_steps, curve.mean, curve.iqm, curve.ci_low, curve.ci_high, strict=True):
+                yield [*setting, kind, int(row[0]), *(f"{x:.6g}" for x in row[1:])]
 
 
 def attempt(write: Callable, path: Path, *content: Any) -> None:
@@ -97,14 +140,7 @@ def attempt(write: Callable, path: Path, *content: Any) -> None:
         print(f"warning: {path} is not written: {error}", file=sys.stderr)
 
 
-def summarize_setting(
-    experiment: Experiment, scores: dict[str, np.ndarray], is_healthy: np.ndarray, index: int
-) -> dict[str, Any]:
-    """What summary.json says of one setting."""
-    seeds, healthy = (experiment.by_setting(x)[index] for x in (experiment.lane_seeds, is_healthy))
-    by_setting = {name: experiment.by_setting(x)[index] for name, x in scores.items()}
-    summaries = {name: summarize(x) | {"per_seed": x.tolist()} for name, x in by_setting.items()}
-    return experiment.setting(index) | {"diverged_seeds": seeds[~healthy].tolist()} | summaries
+# -- Printing ----------------------------------------------------------------------------------------------------------
 
 
 def row(score: dict[str, float], names: list[str]) -> str:
@@ -118,41 +154,39 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def print_scores(summary: dict[str, Any]) -> None:
-    """Print the scores over seeds."""
-    if "eval_episode_return" in summary:
-        score = summary["eval_episode_return"]
-        seeds = count(len(score["per_seed"]), "seed")
-        print(f"\ngreedy evaluation of {seeds}, {count(summary['eval_episodes'], 'whole episode')} each:")
+def print_scores(experiment: Experiment, directory: Path, scores: Scores) -> None:
+    """Print the scores over seeds, of a sweep for each setting, and what was cut or has diverged."""
+    summary, options = scores.summary, experiment.options
+    if experiment.settings:
+        print_ranking(experiment, directory, scores)
+        print(f"train the best setting again: {summary['rerun']}")
+    elif "eval_episode_return" in summary:
+        seeds = count(options.num_seeds, "seed")
+        print(f"\ngreedy evaluation of {seeds}, {count(options.eval_episodes, 'whole episode')} each:")
         print(f"{'mean':>10} {'IQM':>10} {'95 % CI of the IQM':>23} {'min':>10} {'max':>10}")
-        print(row(score, ["mean", "iqm", "min", "max"]))
+        print(row(summary["eval_episode_return"], ["mean", "iqm", "min", "max"]))
+    if num_cut := summary["eval_cut_episodes"]:
+        total = experiment.num_lanes * options.eval_episodes
+        steps = episode_limit(make_env(experiment.config.env), options.eval_max_steps)
+        print(f"{num_cut:,} of {total:,} evaluation episodes had not ended after {steps:,} steps and were cut")
+    if len(scores.diverged):
+        print(f"diverged (a metric or a parameter is not finite): {experiment.name_lanes(scores.diverged)}")
 
 
-def print_ranking(
-    experiment: Experiment, directory: Path, scores: list[dict[str, float]], ranking: list[int], is_evaluated: bool
-) -> None:
+def print_ranking(experiment: Experiment, directory: Path, scores: Scores) -> None:
     """Print the settings of a sweep, best first."""
+    is_evaluated = "eval_episode_return" in scores.summary["settings"][0]
     episodes = f"greedy evaluation over {count(experiment.options.eval_episodes, 'whole episode')}"
     what = episodes if is_evaluated else "training return over the last tenth"
     seeds = count(experiment.options.num_seeds, "seed")
     print(f"\n{what}, {count(experiment.num_settings, 'setting')} with {seeds} each, best first:")
-    names = [experiment.name_setting(index) for index in ranking[:MAX_ROWS]]
+    names = [experiment.name_setting(index) for index in scores.ranking[:MAX_ROWS]]
     width = max(map(len, names))
     print(f"{'':{width}} {'IQM':>10} {'95 % CI of the IQM':>23} {'min':>10} {'max':>10}")
-    for name, index in zip(names, ranking, strict=False):
-        print(f"{name:{width}} {row(scores[index], ['iqm', 'min', 'max'])}")
-    if len(ranking) > MAX_ROWS:
-        print(f"and {len(ranking) - MAX_ROWS} more in {directory / 'summary.json'}")
-
-
-def print_warnings(experiment: Experiment, num_cut: int, diverged: np.ndarray) -> None:
-    """Print how many evaluation episodes were cut, and which lanes diverged."""
-    if num_cut:
-        total = experiment.num_lanes * experiment.options.eval_episodes
-        steps = episode_limit(make_env(experiment.config.env), experiment.options.eval_max_steps)
-        print(f"{num_cut:,} of {total:,} evaluation episodes had not ended after {steps:,} steps and were cut")
-    if len(diverged):
-        print(f"diverged (a metric or a parameter is not finite): {experiment.name_lanes(diverged)}")
+    for name, index in zip(names, scores.ranking, strict=False):
+        print(f"{name:{width}} {row(scores.settings[index], ['iqm', 'min', 'max'])}")
+    if len(scores.ranking) > MAX_ROWS:
+        print(f"and {len(scores.ranking) - MAX_ROWS} more in {directory / files.SUMMARY}")
 
 
 def print_commands(experiment: Experiment, directory: Path) -> None:

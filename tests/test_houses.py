@@ -1,0 +1,74 @@
+"""The runner's rooms: small modules, and imports that only point down."""
+
+import ast
+
+import pytest
+from helpers import ROOT
+
+# From the ground up, as runner/__init__.py lists them. Those of the last row do not import each other.
+FLOORS = [["ask"], ["experiment"], ["machine"], ["folder"], ["tell"], ["training"], ["main", "render", "compare"]]
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+MODULES = sorted({*(ROOT / "runner").rglob("*.py")} - {*(ROOT / "runner").rglob("__init__.py")})
+SHARED = sorted((ROOT / "common").rglob("*.py"))
+NAMES = ["config.json", "metrics.npz", "summary.json", "curve.csv", "evaluation.npz", "checkpoint.safetensors"]
+NAMES += ["curve.png", "metrics.png", "sweep.png"]
+
+
+def imports(path):
+    """Every module that a file imports, also inside of its functions; `from package import module` as the module."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                is_module = ROOT.joinpath(*name.split(".")).with_suffix(".py").exists()
+                yield name if is_module else node.module
+
+
+def room(name):
+    """runner.ask.cli -> ask, runner.main -> main."""
+    return name.split(".")[1]
+
+
+def name_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_point_down(path):
+    here = room(name_of(path))
+    for name in imports(path):
+        if name.startswith("runner."):
+            assert room(name) == here or FLOOR[room(name)] < FLOOR[here], f"{name_of(path)} imports {name}"
+
+
+def test_modules_of_a_room_do_not_import_each_other_in_a_circle():
+    arrows = {name_of(path): {name for name in imports(path) if name.startswith("runner.")} for path in MODULES}
+    left = dict(arrows)
+    while ready := [name for name, targets in left.items() if not targets & left.keys()]:
+        for name in ready:
+            del left[name]
+    assert left == {}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_stays_short(path):
+    assert len(path.read_text().splitlines()) <= 200
+
+
+def test_a_room_stays_small():
+    for folder in {path.parent for path in MODULES}:
+        assert len(list(folder.glob("*.py"))) <= 8, folder
+
+
+def test_what_a_copy_takes_imports_nothing_of_the_runner():
+    assert SHARED
+    for path in SHARED:
+        assert [name for name in imports(path) if name.partition(".")[0] == "runner"] == [], path
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.parent.name != "folder"], ids=name_of)
+def test_names_of_files_stand_in_one_room(path):
+    strings = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
+    assert [x for x in strings if x in NAMES] == []
