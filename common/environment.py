@@ -9,6 +9,7 @@ import numpy as np
 from flax import struct
 
 from common.loops import unroll
+from common.starts import init_starts, next_starts, renew_starts
 from common.suites import make_suite
 
 
@@ -45,6 +46,7 @@ class Environment:
 
     def __init__(self, suite: Any, max_episode_steps: int | None = None, reset_period: int | None = None):
         self.suite, self.action_space = suite, suite.action_space
+        self._reset = jax.vmap(suite.reset)
         self.max_episode_steps = suite.max_episode_steps if max_episode_steps is None else max_episode_steps
         period = self.max_episode_steps if suite.reset_period is None else suite.reset_period
         self.reset_period = period if reset_period is None else reset_period
@@ -66,11 +68,9 @@ class Environment:
 
     def reset(self, keys: jax.Array) -> tuple[jax.Array, EnvState]:
         """Start an episode in each environment. keys [num_envs] -> obs [num_envs, *obs_shape], env_state."""
-        starts = None
-        if self.reset_period:
-            keys, ahead_keys = _split(keys)
-            starts = jax.vmap(self.suite.reset)(ahead_keys)
-        obs, state = jax.vmap(self.suite.reset)(keys)
+        keys, ahead_keys = _split(keys) if self.reset_period else (keys, keys)
+        starts = init_starts(self._reset, ahead_keys, self.reset_period)
+        obs, state = self._reset(keys)
         zeros = jnp.zeros(keys.shape, jnp.float32)
         length = zeros.astype(jnp.int32)
         episodes = dict.fromkeys([*self.scalars, "episode_return", "episode_length"], zeros) | {"num_episodes": length}
@@ -116,7 +116,7 @@ class Environment:
             "returned_episode_returns": env_state.episode_return,
             "returned_episode_lengths": env_state.length,
         }
-        starts = env_state.starts if self.reset_period else jax.vmap(self.suite.reset)(reset_keys)
+        starts = next_starts(self._reset, reset_keys, env_state.starts)
         obs, state = jax.vmap(_select)(done, starts, (next_obs, env_state.state))
         env_state = env_state.replace(
             state=state,
@@ -124,21 +124,9 @@ class Environment:
             episode_return=jnp.where(done, 0.0, env_state.episode_return),
             episodes=episodes,
         )
-        if self.reset_period:
-            env_state = self._renew_starts(reset_keys, env_state)
+        starts, turn = renew_starts(self._reset, reset_keys, env_state.starts, env_state.turn, self.reset_period)
+        env_state = env_state.replace(starts=starts, turn=turn)
         return obs, env_state, reward, terminated, truncated, info
-
-    def _renew_starts(self, keys: jax.Array, env_state: EnvState) -> EnvState:
-        """Renew all kept starts, once in `reset_period` steps: on a GPU a deep reset costs its depth, not its width."""
-
-        def renew(_):
-            return jax.vmap(self.suite.reset)(keys), jnp.bool_(False)
-
-        # A loop of no or one round: under vmap it is skipped where no lane needs it, which a cond is not.
-        turn = env_state.turn + 1
-        is_due = turn == self.reset_period
-        starts, _ = jax.lax.while_loop(lambda carry: carry[1], renew, (env_state.starts, is_due))
-        return env_state.replace(starts=starts, turn=jnp.where(is_due, 0, turn))
 
 
 def _split(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
