@@ -10,7 +10,7 @@ from flax import struct
 
 from common.loops import unroll
 from common.starts import init_starts, next_starts, renew_starts
-from common.suites import make_suite
+from common.suites import Suite, make_suite
 
 
 @struct.dataclass
@@ -28,23 +28,11 @@ class EnvState:
 class Environment:
     """`num_envs` copies of an environment, each of which starts its next episode when one has ended.
 
-    A suite describes one environment. It has
-      - `action_space`: a gymnax `Discrete`, or a bounded `Box` of rank 1;
-      - `max_episode_steps`: the time limit in steps, None without one;
-      - `reset_period`: 0, every step computes a fresh start, as is best where that is cheap. Otherwise one start per
-        environment is kept ahead, and all are renewed together, once in `reset_period` steps: an episode of at least
-        that length begins where no other did, a shorter one may begin as the one before it. None: as long as the
-        time limit, for a suite whose episodes all last that long;
-      - `is_small`, True where a step is so short that a GPU should run several as one round of a loop; may be missing;
-      - `reset(key) -> obs, state` and `step(key, state, action) -> obs, state, reward, terminated, info`, where
-        `terminated` never includes the time limit. Scalars in `info` become metrics; `info["truncated"]` says that the
-        suite cuts the episode by a rule of its own.
-
     Attributes:
         obs_shape, obs_dtype: of one observation.
     """
 
-    def __init__(self, suite: Any, max_episode_steps: int | None = None, reset_period: int | None = None):
+    def __init__(self, suite: Suite, max_episode_steps: int | None = None, reset_period: int | None = None):
         self.suite, self.action_space = suite, suite.action_space
         self._reset = jax.vmap(suite.reset)
         self.max_episode_steps = suite.max_episode_steps if max_episode_steps is None else max_episode_steps
@@ -56,7 +44,7 @@ class Environment:
     @property
     def unroll(self) -> int:
         """For a loop over steps, `jax.lax.scan(..., unroll=env.unroll)`."""
-        return unroll() if getattr(self.suite, "is_small", False) else 1
+        return unroll() if self.suite.is_small else 1
 
     @functools.cached_property
     def scalars(self) -> list[str]:

@@ -62,9 +62,10 @@ def main() -> None:
             raise ValueError(f"max_steps must be at least 1, not {arguments.max_steps}")
         config, algorithm, state = load(arguments.run, arguments.seed_index)
         env = make_env(config.env)
-        if not hasattr(env.suite, "renderer"):
-            raise ValueError(f"the suite of {config.env} cannot be drawn")
-        ending, render = env.suite.renderer()
+        try:
+            ending, render = env.suite.renderer()
+        except ValueError as error:
+            raise ValueError(f"{config.env}: {error}") from error
         limit = min(arguments.max_steps, env.max_episode_steps or arguments.max_steps)
         key = jax.random.key(arguments.episode_seed)
         states, returns = play_episode(env, *greedy_policy(algorithm, state, 1), key, limit)

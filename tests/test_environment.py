@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from common.environment import Environment, clear_episodes, episode_metrics, make_env, scale_action
+from common.suites import Suite
 
 # -- Observations, rewards and ends ------------------------------------------------------------------------------------
 
@@ -304,7 +305,7 @@ def test_a_batch_of_actions_is_scaled_like_its_items(leading):
 # -- Episode metrics ---------------------------------------------------------------------------------------------------
 
 
-class Told:
+class Told(Suite):
     """The action tells the reward and, if its second number is positive, the end."""
 
     max_episode_steps, reset_period, action_space = None, 0, spaces.Box(-1000.0, 1000.0, (2,))

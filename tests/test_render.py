@@ -6,6 +6,7 @@ import pytest
 from helpers import call, capture, execute, small_run
 from PIL import Image
 
+from common.suites import Suite, gymnax
 from runner import render
 
 # Drawable and not, with actions that the script takes.
@@ -69,7 +70,13 @@ def test_an_episode_becomes_an_animation(run, folder):
 
 def test_an_environment_that_gymnax_cannot_draw(script, folder, tmp_path_factory):
     other = trained(script, NOT_DRAWN[script], tmp_path_factory.mktemp("other"), num_seeds=1)
-    assert_refused(draw(other), f"cannot draw {NOT_DRAWN[script]}", "CartPole-v1")
+    assert_refused(draw(other), f"{NOT_DRAWN[script]}: gymnax draws only ", "CartPole-v1")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_suite_that_draws_nothing(script, run, folder, monkeypatch):
+    monkeypatch.setattr(gymnax.Suite, "renderer", Suite.renderer)
+    assert_refused(draw(run), f"{DRAWN[script]}: ", "cannot be drawn")
     assert list(folder.iterdir()) == []
 
 

@@ -1,5 +1,6 @@
 """common/suites: each suite says what its own interface says, but for the ends of episodes and new starts."""
 
+import dataclasses
 import importlib
 from pathlib import Path
 
@@ -10,9 +11,9 @@ import pytest
 from gymnax.environments import spaces
 from helpers import capture, rank_promotion
 
-from common.environment import Environment, make_env
+from common.environment import Environment, EnvState, make_env
+from common.suites import Suite, suites
 from common.suites import __main__ as listing
-from common.suites import suites
 from runner.render import play_episode
 
 NUM_STEPS = 1000
@@ -174,7 +175,7 @@ def is_key(x):
 # -- Starts kept ahead -------------------------------------------------------------------------------------------------
 
 
-class Numbers:
+class Numbers(Suite):
     """An episode shows the number that its reset drew, and ends by itself after `length` steps."""
 
     max_episode_steps, reset_period = None, 0
@@ -256,6 +257,58 @@ def test_no_start_is_computed_where_none_is_due(period, num_loops):
     _, env_state = jax.eval_shape(jax.vmap(env.reset), keys)
     jaxpr = jax.make_jaxpr(jax.vmap(env.step))(keys, env_state, jnp.zeros((3, 2))).jaxpr
     assert list(loops_around("random_bits", jaxpr)) == [num_loops]
+
+
+def test_the_state_has_the_fields_of_older_checkpoints_in_their_order():
+    """`runner.folder.checkpoint` tells arrays by these names."""
+    names = [field.name for field in dataclasses.fields(EnvState)]
+    assert names == ["state", "length", "episode_return", "episodes", "starts", "turn"]
+    keys = jax.random.split(jax.random.key(0), 3)
+    _, env_state = Environment(Numbers(5)).reset(keys)
+    assert env_state.starts is None
+    _, env_state = Environment(Numbers(5), reset_period=4).reset(keys)
+    assert jax.tree.map(jnp.shape, env_state.starts) == ((3,), ((3,), (3,)))
+    assert env_state.turn.shape == ()
+
+
+def test_all_starts_are_renewed_together_once_in_a_period():
+    env = Environment(Numbers(100), reset_period=4)
+    keys = jax.random.split(jax.random.key(0), 3)
+    _, env_state = env.reset(keys)
+    for step in range(1, 13):
+        before = np.asarray(env_state.starts[0])
+        _, env_state, *_ = env.step(jax.random.split(jax.random.key(step), 3), env_state, jnp.zeros(3))
+        is_new = env_state.starts[0] != before
+        np.testing.assert_array_equal(is_new, [step % 4 == 0] * 3)
+        assert env_state.turn == step % 4
+
+
+# -- The contract of a suite -------------------------------------------------------------------------------------------
+
+
+def test_a_suite_inherits_that_it_is_not_small_and_cannot_be_drawn(monkeypatch):
+    monkeypatch.setattr("common.environment.unroll", lambda: 5)
+    suite = Numbers(5)
+    assert Environment(suite).unroll == 1
+    with pytest.raises(ValueError, match="cannot be drawn"):
+        suite.renderer()
+    suite.is_small = True
+    assert Environment(suite).unroll == 5
+    assert make_env("CartPole-v1").unroll == 5
+
+
+def test_a_suite_without_a_step_cannot_be_made():
+    class Resets(Suite):
+        def reset(self, key):
+            return jnp.zeros(1), ()
+
+    with pytest.raises(TypeError, match="step"):
+        Resets()
+
+
+@pytest.mark.parametrize("name", suites())
+def test_every_suite_fills_in_the_contract(name):
+    assert Suite in importlib.import_module(f"common.suites.{name}").Suite.__mro__
 
 
 # -- Names and options -------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Suites of environments, one module each, found by name and imported when named.
 
-A module has `REQUIREMENT`, what pip installs; `names()`, the environments that it knows; and a class `Suite`, one
-environment as `common.environment.Environment` describes it.
+A module has `REQUIREMENT`, what pip installs; `names()`, the environments that it knows; and a class `Suite`, which
+fills in the Suite below.
 """
 
 import ast
@@ -9,11 +9,53 @@ import difflib
 import importlib
 import inspect
 import pkgutil
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 LIMITS = {"max_episode_steps": 1, "reset_period": 0}  # options of every suite and their least values
+
+
+class Suite(Protocol):
+    """One environment of a suite. `common.environment.Environment` makes copies, counts time and starts new episodes.
+
+    Attributes:
+        action_space: a gymnax `Discrete`, or a bounded `Box` of rank 1.
+        max_episode_steps: time limit in env steps, None without one.
+        reset_period: env steps between new starts (common/starts.py). 0: every step computes a fresh start, as is best
+            where a reset is cheap. None: the time limit, for a suite whose episodes all last that long.
+        is_small: whether a step is so short that a GPU should run several as one round of a loop.
+    """
+
+    action_space: Any
+    max_episode_steps: int | None
+    reset_period: int | None
+    is_small: bool = False
+
+    @abstractmethod
+    def reset(self, key: jax.Array) -> tuple[jax.Array, Any]:
+        """Start an episode: obs [*obs_shape], and state, any pytree of arrays."""
+
+    @abstractmethod
+    def step(
+        self, key: jax.Array, state: Any, action: jax.Array
+    ) -> tuple[jax.Array, Any, jax.Array, jax.Array, dict[str, jax.Array]]:
+        """Take one step, without a reset: obs, state, reward [], terminated [] bool, info.
+
+        `action` is in the units of `action_space`. `terminated` never includes the time limit. Scalars in `info`
+        become metrics, but for `truncated` [] bool: the suite cuts the episode by a rule of its own.
+        """
+
+    def renderer(self) -> tuple[str, Callable[[list[Any], np.ndarray, str], None]]:
+        """The file's ending, and a function that writes an episode: its states, its returns up to each, the path.
+
+        Raises:
+            ValueError: the environment cannot be drawn.
+        """
+        raise ValueError("environments of this suite cannot be drawn")
 
 
 def suites() -> list[str]:
@@ -21,7 +63,7 @@ def suites() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "__main__")
 
 
-def make_suite(name: str) -> tuple[Any, dict[str, int]]:
+def make_suite(name: str) -> tuple[Suite, dict[str, int]]:
     """One environment of a suite by its name, as `make_env` takes it, and those of LIMITS that the name sets.
 
     Raises:

@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 
+from common import suites
+
 REQUIREMENT = "brax==0.14.2"
 
 
@@ -20,7 +22,7 @@ def names() -> list[str]:
     return sorted(envs._envs.keys() - {"fast", "swimmer"})
 
 
-class Suite:
+class Suite(suites.Suite):
     """One environment. Its metrics, such as `x_velocity`, are those of an episode's last step."""
 
     max_episode_steps = 1000  # as brax.envs.create, and as in published results

@@ -4,6 +4,8 @@ from typing import Any
 
 import jax
 
+from common import suites
+
 REQUIREMENT = "craftax==1.6.1"
 
 
@@ -14,7 +16,7 @@ def names() -> list[str]:
     return [f"Craftax-{game}{kind}-v1" for game in ("", "Classic-") for kind in ("Symbolic", "Pixels")]
 
 
-class Suite:
+class Suite(suites.Suite):
     """One environment. Its metrics are the share of episodes, in percent, with each achievement."""
 
     reset_period = 64  # a new world takes as long as 5 to 49 steps

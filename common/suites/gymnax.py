@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from gymnax.environments.environment import Environment
 
+from common import suites
+
 REQUIREMENT = "gymnax==1.0.1"
 # By gymnax itself; it draws classic control with Gymnasium.
 DRAWABLE = (
@@ -25,7 +27,7 @@ def names() -> list[str]:
     return gymnax.registered_envs
 
 
-class Suite:
+class Suite(suites.Suite):
     """One environment. A Discrete observation becomes a one-hot float32 vector."""
 
     reset_period, is_small = 0, True
@@ -74,7 +76,7 @@ class Suite:
 
         drawable = {*SUPPORTED_GYM_ENVS, *DRAWABLE}
         if self.name not in drawable:
-            raise ValueError(f"gymnax cannot draw {self.name}; it draws {', '.join(sorted(drawable))}")
+            raise ValueError(f"gymnax draws only {', '.join(sorted(drawable))}")
         matplotlib.use("agg")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # classic control is drawn with pygame: no window, no sound
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")

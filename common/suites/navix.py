@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from common.suites import write_gif
+from common import suites
 
 REQUIREMENT = "navix==0.7.4"
 
@@ -20,7 +20,7 @@ def names() -> list[str]:
     return sorted(navix.registry())
 
 
-class Suite:
+class Suite(suites.Suite):
     """One environment."""
 
     reset_period = 16  # a new grid takes as long as 12 to 17 steps
@@ -49,6 +49,6 @@ class Suite:
         from navix.observations import rgb
 
         def render(states, returns, path):
-            write_gif([rgb(jax.device_put(timestep.state)) for timestep in states], path)
+            suites.write_gif([rgb(jax.device_put(timestep.state)) for timestep in states], path)
 
         return ".gif", render

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from common import suites
+
 REQUIREMENT = "pgx==2.6.0"
 
 
@@ -18,7 +20,7 @@ def names() -> list[str]:
     return [name for name in pgx.available_envs() if name.startswith("minatar-") or name == "2048"]
 
 
-class Suite:
+class Suite(suites.Suite):
     """One game."""
 
     max_episode_steps = None  # pgx has none

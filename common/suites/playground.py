@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from common import suites
+
 REQUIREMENT = "playground==0.2.0"
 
 
@@ -20,7 +22,7 @@ def names() -> list[str]:
     return sorted(registry.ALL_ENVS)
 
 
-class Suite:
+class Suite(suites.Suite):
     """One environment; `impl=warp` is the faster physics on an NVIDIA GPU.
 
     Physics that is no longer finite ends the episode as a termination, with finite observation and reward; the metric

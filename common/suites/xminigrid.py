@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from common.suites import write_gif
+from common import suites
 
 REQUIREMENT = "xminigrid==0.9.3"
 
@@ -20,7 +20,7 @@ def names() -> list[str]:
     return sorted(xminigrid.registered_environments())
 
 
-class Suite:
+class Suite(suites.Suite):
     """One environment."""
 
     reset_period = 16  # a new grid takes as long as 2 to 4 steps
@@ -51,4 +51,8 @@ class Suite:
 
     def renderer(self):
         """The file's ending, and a function that writes an animation."""
-        return ".gif", lambda states, returns, path: write_gif([self.env.render(self.params, x) for x in states], path)
+
+        def render(states, returns, path):
+            suites.write_gif([self.env.render(self.params, timestep) for timestep in states], path)
+
+        return ".gif", render
