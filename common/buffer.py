@@ -94,7 +94,7 @@ def read(buffer: Buffer, rows: jax.Array, n_step: int = 1, num_envs: int = 1, ga
 
 
 def _columns(row: Any) -> list[tuple[str, int, int]]:
-    """Where each field of a transition is: its array, first column and the column behind its last."""
+    """The columns of each field of a transition: array, first column and the column after the last."""
     columns, widths = [], {}
     for x in jax.tree.leaves(row):
         start = widths.get(x.dtype.name, 0)

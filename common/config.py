@@ -28,8 +28,8 @@ PositiveFraction = Annotated[float, Range("above 0 and at most 1", lambda x: 0 <
 def validate(config: ConfigType) -> ConfigType:
     """Check every field, and return the config with its floats as float32.
 
-    A swept float is a float32 on the device. Arithmetic on the host in the same type gives a setting the same numbers
-    inside and outside of a sweep.
+    A swept float is a float32 on the device: the host computes in the same type, so that a setting gives the same
+    numbers inside and outside a sweep.
 
     Raises:
         ValueError: naming the field, its value and what it must be, or the fields that contradict each other.
@@ -53,7 +53,7 @@ def validate(config: ConfigType) -> ConfigType:
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
-    """Check the value of one field against its annotation. Of a tracer only the type is known.
+    """Check the value of one field against its annotation; a tracer has only a type to check.
 
     Raises:
         ValueError: naming the field, its value and what it must be.
@@ -85,10 +85,9 @@ def _fits(value: Any, kind: Any) -> bool:
     if typing.get_origin(kind) is tuple:
         return isinstance(value, tuple) and all(_fits(item, typing.get_args(kind)[0]) for item in value)
     if kind is float:
-        is_number = isinstance(value, int | float | np.float32) and not isinstance(value, bool)
-        return is_number or (
-            isinstance(value, jax.Array) and value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.floating)
-        )
+        if isinstance(value, jax.Array):
+            return value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.floating)
+        return isinstance(value, int | float | np.float32) and not isinstance(value, bool)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool) and value >= 1
     return isinstance(value, kind)
@@ -100,22 +99,16 @@ def check_replay(config: Any) -> None:
     Raises:
         ValueError: naming the fields and what they must be.
     """
-    cycle_steps = max(config.num_envs, config.train_interval)
-    if cycle_steps % min(config.num_envs, config.train_interval):
-        raise ValueError(
-            f"num_envs = {config.num_envs} and train_interval = {config.train_interval}: one must divide the other"
-        )
+    num_envs, interval, learning_starts = config.num_envs, config.train_interval, config.learning_starts
+    cycle_steps = max(num_envs, interval)
+    if cycle_steps % min(num_envs, interval):
+        raise ValueError(f"num_envs = {num_envs} and train_interval = {interval}: one must divide the other")
     for name in ("steps_per_iteration", "target_interval"):
-        if getattr(config, name, cycle_steps) % cycle_steps:
-            raise ValueError(
-                f"{name} = {getattr(config, name)} must be a multiple of {cycle_steps} = max(num_envs, train_interval)"
-            )
-    if config.learning_starts % config.num_envs:
-        raise ValueError(
-            f"learning_starts = {config.learning_starts} must be a multiple of num_envs = {config.num_envs}"
-        )
-    if not config.batch_size <= config.learning_starts <= config.buffer_size:
-        raise ValueError(
-            f"learning_starts = {config.learning_starts} must be between batch_size = {config.batch_size} "
-            f"and buffer_size = {config.buffer_size}"
-        )
+        value = getattr(config, name, cycle_steps)
+        if value % cycle_steps:
+            raise ValueError(f"{name} = {value} must be a multiple of {cycle_steps} = max(num_envs, train_interval)")
+    if learning_starts % num_envs:
+        raise ValueError(f"learning_starts = {learning_starts} must be a multiple of num_envs = {num_envs}")
+    if not config.batch_size <= learning_starts <= config.buffer_size:
+        bounds = f"batch_size = {config.batch_size} and buffer_size = {config.buffer_size}"
+        raise ValueError(f"learning_starts = {learning_starts} must be between {bounds}")

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
 from common.loops import unroll
@@ -15,18 +14,18 @@ from common.suites import Suite, make_suite
 
 @struct.dataclass
 class EnvState:
-    """What `num_envs` environments carry from step to step."""
+    """State of `num_envs` environments."""
 
     state: Any  # of the suite, [num_envs, ...]
     length: jax.Array  # [num_envs] int32, steps of the current episode
     episode_return: jax.Array  # [num_envs] float32, of the current episode
-    episodes: dict[str, jax.Array]  # sums over the episodes that have ended, [num_envs] each; see `episode_metrics`
-    starts: Any  # observation and state that the next episodes begin with, [num_envs, ...]; None if not kept ahead
+    episodes: dict[str, jax.Array]  # sums over ended episodes, [num_envs] each; see `episode_metrics`
+    starts: Any  # kept observations and states of the next episodes, [num_envs, ...], or None; see common/starts.py
     turn: jax.Array  # [] int32, steps since the starts were renewed
 
 
 class Environment:
-    """`num_envs` copies of an environment, each of which starts its next episode when one has ended.
+    """`num_envs` copies of an environment, each of which starts a new episode when one has ended.
 
     Attributes:
         obs_shape, obs_dtype: of one observation.
@@ -43,7 +42,7 @@ class Environment:
 
     @property
     def unroll(self) -> int:
-        """For a loop over steps, `jax.lax.scan(..., unroll=env.unroll)`."""
+        """Rounds that a loop over steps runs as one, `jax.lax.scan(..., unroll=env.unroll)`."""
         return unroll() if self.suite.is_small else 1
 
     @functools.cached_property
@@ -67,7 +66,7 @@ class Environment:
         )
 
     def advance(self, keys: jax.Array, env_state: EnvState, action: jax.Array):
-        """Like `step`, but no episode is started: `obs` is the successor also where the episode has ended."""
+        """Like `step`, but start no episode: `obs` is the true successor also where the episode has ended."""
         obs, state, reward, terminated, info = jax.vmap(self.suite.step)(keys, env_state.state, action)
         reward, length = reward.astype(jnp.float32), env_state.length + 1
         truncated = info.get("truncated", jnp.zeros(keys.shape, bool))
@@ -79,18 +78,18 @@ class Environment:
         return obs, env_state, reward, terminated, truncated, info
 
     def step(self, keys: jax.Array, env_state: EnvState, action: jax.Array):
-        """One step in each environment.
+        """Take one step in each environment.
 
         Args:
             keys: [num_envs], one key for the step and the reset that may follow it.
             env_state: from `reset` or `step`.
-            action: [num_envs, ...], in the environment's own units.
+            action: [num_envs, ...], in the units of `action_space`.
 
         Returns:
             obs [num_envs, *obs_shape] (of the next episode where one ended), env_state, reward, terminated, truncated
             (each [num_envs]; both flags may be true), and info: `final_observation` (the true successor of every step),
             `returned_episode` (whether an episode ended), its `returned_episode_returns` and
-            `returned_episode_lengths`, and the scalars of the suite's own info.
+            `returned_episode_lengths`, and the scalars of the suite's info.
         """
         step_keys, reset_keys = _split(keys)
         next_obs, env_state, reward, terminated, truncated, info = self.advance(step_keys, env_state, action)
@@ -129,29 +128,19 @@ def _select(condition: jax.Array, a: Any, b: Any) -> Any:
 
 @functools.cache
 def make_env(name: str) -> Environment:
-    """Make an environment by its name: a gymnax id, or `SUITE/ENVIRONMENT` as `brax/ant`, perhaps with options.
+    """Make an environment by its name: a gymnax id or `SUITE/ENVIRONMENT`, as `brax/ant`, with or without options.
 
-    `brax/ant:backend=spring`, `CartPole-v1:max_episode_steps=100,reset_period=16`: the last two options are those of
-    every suite, the others are arguments of the suite. `gymnax.register(id, factory)` adds an environment, a module in
-    common/suites a suite.
+    Every suite has the options of `CartPole-v1:max_episode_steps=100,reset_period=16`; others, as in
+    `brax/ant:backend=spring`, are arguments of the suite. `gymnax.register(id, factory)` adds an environment, a module
+    in common/suites adds a suite.
 
     Raises:
         ValueError: an unknown name (the message suggests the nearest ones), a package that is not installed, a wrong
             option or an unsupported action space.
     """
-    from gymnax.environments import spaces  # imported here: it starts JAX's backend, which must happen after connecting
-
-    with jax.ensure_compile_time_eval():  # its constants are no tracers, also where a sweep traces all of `make`
+    with jax.ensure_compile_time_eval():  # keeps its constants concrete where a sweep traces all of `make`
         suite, limits = make_suite(name)
-        environment = Environment(suite, **limits)
-    space = environment.action_space
-    if isinstance(space, spaces.Discrete):
-        return environment
-    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
-        raise ValueError(f"{name} has the action space {space}; the scripts take Discrete(n) or a Box of shape (n,)")
-    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-        raise ValueError(f"{name} has the unbounded action space {space}; give its Box finite bounds")
-    return environment
+        return Environment(suite, **limits)
 
 
 def scale_action(action: jax.Array, space: Any) -> jax.Array:
@@ -161,15 +150,14 @@ def scale_action(action: jax.Array, space: Any) -> jax.Array:
 
 
 def clear_episodes(env_state: EnvState) -> EnvState:
-    """Count ended episodes from here on."""
+    """Restart the sums over ended episodes."""
     return env_state.replace(episodes=jax.tree.map(jnp.zeros_like, env_state.episodes))
 
 
 def episode_metrics(env_state: EnvState) -> dict[str, jax.Array]:
-    """Number of the episodes that have ended since `clear_episodes`, and means over them: return, length, last values
-    of the environment's scalars.
+    """Number of episodes ended since `clear_episodes`, and means of their returns, lengths and last scalars.
 
-    The means are NaN where no episode has ended: a zero would be a score.
+    The means are NaN if no episode has ended: a zero would be a score.
     """
     totals = {name: x.sum(dtype=x.dtype) for name, x in env_state.episodes.items()}
     num_episodes = totals.pop("num_episodes")

@@ -10,7 +10,7 @@ UNROLL = 8  # rounds of a short loop that a GPU runs as one: fewer kernels, long
 
 
 def unroll() -> int:
-    """For `jax.lax.scan(..., unroll=unroll())`, where the body is short: UNROLL on a GPU, 1 elsewhere."""
+    """Rounds that a loop with a short body runs as one, `jax.lax.scan(..., unroll=unroll())`: 1 except on a GPU."""
     return UNROLL if jax.default_backend() == "gpu" else 1
 
 

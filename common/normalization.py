@@ -1,4 +1,4 @@
-"""Running mean and variance, for observations and for the scale of rewards."""
+"""Running mean and variance of observations, and the scale of rewards."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ class RunningStatistics:
 
 
 def init_statistics(shape: tuple[int, ...]) -> RunningStatistics:
-    """Statistics of no items yet, for items of this shape."""
+    """Statistics before the first item of this shape."""
     mean, variance = jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32)
     return RunningStatistics(mean=mean, variance=variance, count=jnp.int32(0))
 
@@ -25,7 +25,7 @@ def update_statistics(statistics: RunningStatistics, batch: jax.Array) -> Runnin
     shape = statistics.mean.shape
     batch = batch.astype(jnp.float32).reshape(-1, *shape)
     total = statistics.count + batch.shape[0]
-    share = batch.shape[0] / total.astype(jnp.float32)  # of the new items
+    share = batch.shape[0] / total.astype(jnp.float32)  # new items / all items
     delta = batch.mean(axis=0) - statistics.mean
     variance = (1 - share) * statistics.variance + share * batch.var(axis=0) + (1 - share) * share * delta**2
     return RunningStatistics(mean=statistics.mean + share * delta, variance=variance, count=total)

@@ -15,7 +15,7 @@ def read_presets(script: str, config_class: type[ConfigType]) -> dict[str, Confi
     Each table `[[preset]]` has a list `envs` and the fields that differ from the defaults of `config_class`.
 
     Raises:
-        ValueError: naming the file and the table: an unknown field, a value that it cannot have, an environment twice.
+        ValueError: naming the file and the table: an unknown field, an invalid value, an environment twice.
     """
     path, presets = FOLDER / f"{script}.toml", {}
     try:

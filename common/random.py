@@ -1,4 +1,4 @@
-"""Random numbers that JAX draws slowly."""
+"""A faster version of a random function of JAX."""
 
 import jax
 import jax.numpy as jnp

@@ -59,12 +59,12 @@ class Suite(Protocol):
 
 
 def suites() -> list[str]:
-    """The names of all suites, installed or not."""
+    """Names of all suites, installed or not."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "__main__")
 
 
 def make_suite(name: str) -> tuple[Suite, dict[str, int]]:
-    """One environment of a suite by its name, as `make_env` takes it, and those of LIMITS that the name sets.
+    """Make one environment of a suite by the name that `make_env` takes, and read the LIMITS that the name sets.
 
     Raises:
         ValueError: what is wrong with the name or with this installation, in one line.
@@ -83,12 +83,14 @@ def make_suite(name: str) -> tuple[Suite, dict[str, int]]:
             near = [path.removesuffix(env) + name for name in near]
             raise ValueError(f"unknown environment {path!r}; did you mean {' or '.join(near)}?")
         inspect.signature(module.Suite).bind(env, **options)
-        return module.Suite(env, **options), limits
+        made = module.Suite(env, **options)
     except ModuleNotFoundError as error:
         package = module.REQUIREMENT.partition("==")[0]
         raise ValueError(f"{path} needs {package}: pip install {module.REQUIREMENT} ({error})") from error
     except (OSError, ImportError, TypeError) as error:
         raise ValueError(f"{name} cannot be made here: {error}") from error
+    _check_actions(name, made.action_space)
+    return made, limits
 
 
 def write_gif(frames: list[Any], path: str) -> None:
@@ -98,6 +100,18 @@ def write_gif(frames: list[Any], path: str) -> None:
     factor = max(1, 256 // len(frames[0]))
     first, *rest = (Image.fromarray(np.asarray(x).repeat(factor, axis=0).repeat(factor, axis=1)) for x in frames)
     first.save(path, save_all=True, append_images=rest, duration=100)
+
+
+def _check_actions(name: str, space: Any) -> None:
+    """Raise ValueError unless the scripts take this action space."""
+    from gymnax.environments import spaces  # imported here: it starts JAX's backend, which must happen after connecting
+
+    if isinstance(space, spaces.Discrete):
+        return
+    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+        raise ValueError(f"{name} has the action space {space}; the scripts take Discrete(n) or a Box of shape (n,)")
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise ValueError(f"{name} has the unbounded action space {space}; give its Box finite bounds")
 
 
 def _read_options(path: str, text: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from common.suites import suites
 
 
 def describe(name: str) -> str:
-    """Its actions, observations, limit, and the scripts that take it."""
+    """One line: actions, observations, time limit, and the scripts that take the environment."""
     try:
         env = make_env(name)
     except Exception as error:  # of whatever kind a suite raises
@@ -23,7 +23,7 @@ def describe(name: str) -> str:
 
 
 def main() -> None:
-    """Print the names of all suites, and of those that are asked for what each environment is."""
+    """Print the names of all environments; of the suites that are asked for, also a description of each."""
     chosen = sys.argv[1:]
     unknown = sorted(set(chosen) - set(suites()))
     if unknown:

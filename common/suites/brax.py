@@ -1,7 +1,7 @@
 """Brax (Freeman et al. 2021, arXiv:2106.13281): `--env brax/ant`, or a faster physics, `brax/ant:backend=spring`.
 
-Without Brax' own wrappers, which merge the time limit into `done`, drop the last observation and begin every episode
-as the first one.
+Brax' own wrappers are not used: they merge the time limit into `done`, drop the last observation and begin every
+episode as the first one.
 """
 
 import warnings
@@ -35,7 +35,7 @@ class Suite(suites.Suite):
 
         if backend not in ("generalized", "spring", "positional"):
             raise ValueError(f"the backend of brax is generalized, spring or positional, not {backend}")
-        mujoco.set_mju_user_warning(lambda message: None)  # which it would write to MUJOCO_LOG.TXT in this folder
+        mujoco.set_mju_user_warning(lambda message: None)  # else it writes MUJOCO_LOG.TXT into this folder
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that Brax is no longer developed
             self.env = envs.get_environment(name, backend=backend)

@@ -15,7 +15,7 @@ from gymnax.environments.environment import Environment
 from common import suites
 
 REQUIREMENT = "gymnax==1.0.1"
-# By gymnax itself; it draws classic control with Gymnasium.
+# gymnax draws these itself, and classic control with Gymnasium.
 DRAWABLE = (
     *(f"{game}-MinAtar" for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")),
     *("Catch-bsuite", "FourRooms-misc", "MetaMaze-misc", "PointRobot-misc", "Pong-misc"),

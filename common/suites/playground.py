@@ -1,7 +1,7 @@
 """MuJoCo Playground (Zakka et al. 2025, arXiv:2502.08844): `--env playground/CheetahRun`.
 
-Locomotion and manipulation environments download their models when they are first made. Of a dict of observations the
-policy's own, `state`, is used.
+Locomotion and manipulation environments download their models when they are first made. If they return a dict of
+observations, the scripts get its entry `state`, which the suite's own policies see.
 """
 
 import subprocess
@@ -34,7 +34,7 @@ class Suite(suites.Suite):
         from gymnax.environments import spaces
         from mujoco_playground import dm_control_suite, registry
 
-        mujoco.set_mju_user_warning(lambda message: None)  # which it would write to MUJOCO_LOG.TXT in this folder
+        mujoco.set_mju_user_warning(lambda message: None)  # else it writes MUJOCO_LOG.TXT into this folder
         config = registry.get_default_config(name)
         try:
             self.env = registry.load(name, config_overrides={"impl": impl})
@@ -52,7 +52,7 @@ class Suite(suites.Suite):
         return self._obs(state), state
 
     def step(self, key: jax.Array, state: Any, action: jax.Array):
-        """`-> obs, state, reward, terminated, info`, where the action is repeated as often as the suite does it."""
+        """`-> obs, state, reward, terminated, info`; the action is repeated as often as in the suite."""
 
         def once(state, _):
             state = self.env.step(state, action)
