@@ -1,7 +1,7 @@
 """Suites of environments, one module each, found by name and imported when named.
 
-A module has `REQUIREMENT`, what pip installs; `names()`, the environments that it knows; and a class `Suite`, which
-fills in the Suite below.
+A module has `REQUIREMENT`, for pip; `names()`, the environments that it knows; and a class `Suite`, a subclass of the
+Suite below.
 """
 
 import ast
