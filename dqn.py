@@ -1,23 +1,26 @@
 """DQN: deep Q-learning with a replay buffer and a target network (Mnih et al. 2015, Nature 518).
 
-Implementation details:
-  - Adam and the squared error (Obando-Ceron & Castro 2021, arXiv:2011.14826), or the Huber loss.
-  - Double DQN, optional (van Hasselt et al. 2016, arXiv:1509.06461).
-  - Dueling network, optional (Wang et al. 2016, arXiv:1511.06581).
+An iteration is steps_per_iteration env steps and their updates.
+
+Details:
+  - Adam and half the squared error (Obando-Ceron & Castro 2021, arXiv:2011.14826), or Huber loss.
+  - Double DQN (van Hasselt et al. 2016, arXiv:1509.06461).
   - Target network: copied (tau = 1) or averaged every target_interval env steps.
   - Epsilon falls linearly with env steps; each environment explores independently.
-  - n-step returns, optional (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy.
-  - LayerNorm, optional (Gallici et al. 2024, arXiv:2407.04811).
-  - SimBa, optional: residual blocks (Lee et al. 2025, arXiv:2410.09754), without weight decay.
 
-Deviations:
+Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
   - Updates per env step never depend on num_envs; other settings raise ValueError.
   - `init` fills the buffer with learning_starts uniform-random transitions.
 
-Metrics, mean over the updates of an iteration unless stated otherwise:
-  episode_return, episode_length: mean over episodes that ended in the iteration; NaN if none
-  num_episodes: episodes that ended in the iteration
+Options, off by default:
+  - dueling (Wang et al. 2016, arXiv:1511.06581).
+  - n_step (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy.
+  - layer_norm (arXiv:2407.04811); torso simba (arXiv:2410.09754) without weight decay.
+
+Metrics, means over the updates of an iteration unless stated otherwise:
+  episode_return, episode_length: means over the episodes that ended; NaN if none
+  num_episodes: number of these episodes
   q_loss: the minimised loss
   q_mean: mean Q of the actions in the batch
   epsilon: at the last step of the iteration
@@ -37,19 +40,19 @@ import numpy as np
 import optax
 from flax import struct
 
-from common.buffer import Buffer, add, draw_rows, init_buffer, read
+from common import normalization
+from common.buffer import Buffer, add, draw_rows, init_buffer, read, read_windows
 from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import scan_mean
-from common.normalization import init_statistics, normalize, update_statistics
 
 # -- Config ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Config:
-    """Float fields (NonNegative, Positive, Fraction) can be swept; the others are static."""
+    """Float fields can be swept in one compilation; any other change compiles anew."""
 
     env: str = "CartPole-v1"  # listed by python -m common.suites
     total_timesteps: int = 500_000  # env steps per seed, learning_starts included
@@ -73,12 +76,12 @@ class Config:
     exploration_fraction: PositiveFraction = 0.5  # share of total_timesteps in which epsilon falls
     double: bool = True  # Double DQN: the online network selects, the target network evaluates
     dueling: bool = False  # dueling network: state value plus advantages
-    loss: Literal["mse", "huber"] = "mse"  # squared error or Huber loss
+    loss: Literal["mse", "huber"] = "mse"  # mse: half the squared error
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     hidden_sizes: tuple[int, ...] = (128, 128)  # layers, after the convolution if there is one
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual relu blocks; normalize_obs is RSNorm
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
 
     @property
     def cycle_steps(self) -> int:
@@ -104,17 +107,14 @@ class Config:
 
 
 class Torso(nn.Module):
-    """Features of an observation of any shape; a 3x3 convolution for images [H, W, C]."""
+    """Features of any observation; for images, MinAtar's convolution (Young & Tian 2019)."""
 
+    config: Config
     obs_shape: tuple[int, ...]
-    hidden_sizes: tuple[int, ...]
-    activation: str
-    layer_norm: bool
-    torso: str
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        activation = getattr(nn, self.activation)
+        activation = getattr(nn, self.config.activation)
         leading = obs.shape[: obs.ndim - len(self.obs_shape)]
         x = obs.astype(jnp.float32)  # [*leading, *obs_shape]
 
@@ -126,16 +126,16 @@ class Torso(nn.Module):
             x = nn.relu(nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(x))
 
         x = x.reshape(*leading, -1)
-        if self.torso == "simba":
+        if self.config.torso == "simba":
             he_normal = nn.initializers.he_normal()
-            x = nn.Dense(self.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
-            for size in self.hidden_sizes:
+            x = nn.Dense(self.config.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
+            for size in self.config.hidden_sizes:
                 hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
                 x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
             return nn.LayerNorm()(x)
-        for size in self.hidden_sizes:
+        for size in self.config.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
-            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
+            x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
         return x  # [*leading, hidden_sizes[-1]]
 
 
@@ -168,8 +168,8 @@ class Transition:
     reward: jax.Array  # [num_envs]
     terminated: jax.Array  # [num_envs] bool, no successor state
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
-    truncated: Any = None  # [num_envs] bool, cut by a time limit, if n_step > 1
-    discount: Any = None  # [batch_size] of the value of next_obs, in a batch if n_step > 1
+    truncated: jax.Array | None = None  # [num_envs] bool, cut by a time limit, if n_step > 1
+    discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch if n_step > 1
 
 
 @struct.dataclass
@@ -183,7 +183,7 @@ class State:
     env_state: Any  # [num_envs, ...]
     obs: jax.Array  # [num_envs, *obs_shape]
     key: jax.Array  # []
-    obs_statistics: Any  # RunningStatistics if normalize_obs, else None
+    obs_statistics: normalization.RunningStatistics | None  # if normalize_obs
 
 
 class Algorithm(NamedTuple):
@@ -199,7 +199,12 @@ class Algorithm(NamedTuple):
 
 
 def make(config: Config) -> Algorithm:
-    """Build the pure functions of the algorithm for one lane.
+    """Build the pure functions of one lane:
+
+    step            one iteration: num_cycles times cycle
+      cycle         num_steps times explore, then learn, then update_target
+        explore     choose actions, env_step (store the transitions)
+        learn       read all batches; with each of them: update
 
     Raises:
         ValueError: an invalid field, an unknown environment or an unsupported space.
@@ -208,17 +213,18 @@ def make(config: Config) -> Algorithm:
     check_replay(config)
     env = make_env(config.env)
     if not hasattr(env.action_space, "n"):
-        raise ValueError(f"{config.env} has continuous actions, not discrete ones; use sac.py, td3.py or ppo.py")
+        raise ValueError(f"{config.env} has continuous actions; use sac.py, td3.py or ppo.py")
     num_actions = env.action_space.n
-    torso = partial(Torso, env.obs_shape, config.hidden_sizes, config.activation, config.layer_norm, config.torso)
+    torso = partial(Torso, config=config, obs_shape=env.obs_shape)
     network = QNetwork(num_actions, config.dueling, torso)
+    window = {"n_step": config.n_step, "num_envs": config.num_envs, "gamma": config.gamma}
+    read_batches = partial(read_windows, **window) if config.n_step > 1 else read
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
-    num_prefill_steps = config.learning_starts // config.num_envs
     rows_shape = num_cycles, config.cycle_updates, config.batch_size
 
-    num_updates = config.num_iterations * num_cycles * config.cycle_updates
-    annealed = optax.linear_schedule(config.learning_rate, 0.0, num_updates)
+    total_updates = config.num_iterations * num_cycles * config.cycle_updates
+    annealed = optax.linear_schedule(config.learning_rate, 0.0, total_updates)
     learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     optimizer = optax.chain(clip, optax.adam(learning_rate, eps=config.adam_eps))
@@ -227,9 +233,10 @@ def make(config: Config) -> Algorithm:
         params_key, reset_key, action_key, env_key, key = jax.random.split(key, 5)
         params = network.init(params_key, jnp.zeros((1, *env.obs_shape)))
         obs, env_state = env.reset(jax.random.split(reset_key, config.num_envs))
-        action, zero, false = jnp.int32(0), jnp.float32(0), jnp.bool_(False)
-        row = Transition(obs=obs[0], action=action, reward=zero, terminated=false, next_obs=obs[0])
-        row = row.replace(truncated=false) if config.n_step > 1 else row
+        action, zero, no = jnp.int32(0), jnp.float32(0), jnp.bool_(False)
+        row = Transition(obs=obs[0], action=action, reward=zero, terminated=no, next_obs=obs[0])
+        row = row.replace(truncated=no) if config.n_step > 1 else row
+        statistics = normalization.init_statistics(env.obs_shape)
         state = State(
             params=params,
             target_params=params,
@@ -238,23 +245,27 @@ def make(config: Config) -> Algorithm:
             env_state=env_state,
             obs=obs,
             key=key,
-            obs_statistics=init_statistics(env.obs_shape) if config.normalize_obs else None,
+            obs_statistics=statistics if config.normalize_obs else None,
         )
-        shape = (num_prefill_steps, config.num_envs)
+        shape = config.learning_starts // config.num_envs, config.num_envs
         actions = jax.random.randint(action_key, shape, 0, num_actions)
         return jax.lax.scan(env_step, state, (actions, jax.random.split(env_key, shape)))[0]
 
     def preprocess(state, obs):
-        return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
     def draw_actions(key, shape, epsilon):
         """Whether an action is random, with probability epsilon, and that action."""
         coin_key, action_key = jax.random.split(key)
-        return jax.random.uniform(coin_key, shape) < epsilon, jax.random.randint(action_key, shape, 0, num_actions)
+        is_random = jax.random.uniform(coin_key, shape) < epsilon
+        return is_random, jax.random.randint(action_key, shape, 0, num_actions)
 
     def act(state, obs, key=None):
         action = network.apply(state.params, preprocess(state, obs)).argmax(axis=-1)
-        return action if key is None else jnp.where(*draw_actions(key, action.shape, config.epsilon_end), action)
+        if key is None:
+            return action
+        is_random, random_action = draw_actions(key, action.shape, config.epsilon_end)
+        return jnp.where(is_random, random_action, action)
 
     def value(state, obs):
         return network.apply(state.params, preprocess(state, obs)).max(axis=-1)
@@ -266,14 +277,19 @@ def make(config: Config) -> Algorithm:
 
     def env_step(state, inputs):
         action, env_keys = inputs
-        obs, env_state, reward, terminated, truncated, info = env.step(env_keys, state.env_state, action)
-        next_obs = info["final_observation"]
-        transition = Transition(obs=state.obs, action=action, reward=reward, terminated=terminated, next_obs=next_obs)
-        if config.n_step > 1:
-            transition = transition.replace(truncated=truncated)
+        outcome = env.step(env_keys, state.env_state, action)
+        obs, env_state, reward, terminated, truncated, info = outcome
+        transition = Transition(
+            obs=state.obs,
+            action=action,
+            reward=reward,
+            terminated=terminated,
+            next_obs=info["final_observation"],
+            truncated=truncated if config.n_step > 1 else None,
+        )
         state = state.replace(buffer=add(state.buffer, transition), env_state=env_state, obs=obs)
         if config.normalize_obs:
-            statistics = update_statistics(state.obs_statistics, transition.obs)
+            statistics = normalization.update_statistics(state.obs_statistics, transition.obs)
             state = state.replace(obs_statistics=statistics)
         return state, None
 
@@ -283,7 +299,7 @@ def make(config: Config) -> Algorithm:
         return env_step(state, (action, env_keys))
 
     def q_of(q, action):
-        """The Q value of an action, [..., num_actions] -> [...]; as a sum it needs no scatter for its gradient."""
+        """Q of an action, [..., num_actions] -> [...]; as a sum, its gradient needs no scatter."""
         return (q * jax.nn.one_hot(action, num_actions, dtype=q.dtype)).sum(axis=-1)
 
     def q_loss(params, state, batch):
@@ -305,7 +321,7 @@ def make(config: Config) -> Algorithm:
         return state.replace(params=params, opt_state=opt_state), metrics
 
     def learn(state, rows):
-        batches = read(state.buffer, rows, config.n_step, config.num_envs, config.gamma)
+        batches = read_batches(state.buffer, rows)
         return scan_mean(update, state, batches)
 
     def update_target(state, is_due):
@@ -321,10 +337,12 @@ def make(config: Config) -> Algorithm:
 
     def step(state, iteration):
         shape = num_cycles, num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
-        env_steps = config.env_steps(iteration) + config.num_envs * jnp.arange(num_cycles * num_steps)
+        first_step = config.env_steps(iteration)
+        env_steps = first_step + config.num_envs * jnp.arange(num_cycles * num_steps)
         epsilons = epsilon_at(env_steps).reshape(num_cycles, num_steps, 1)
         key, explore_key, env_key, row_key = jax.random.split(state.key, 4)
-        explore_inputs = *draw_actions(explore_key, shape, epsilons), jax.random.split(env_key, shape)
+        is_random, random_action = draw_actions(explore_key, shape, epsilons)
+        explore_inputs = is_random, random_action, jax.random.split(env_key, shape)
         rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
         cycles = iteration * num_cycles + jnp.arange(1, num_cycles + 1)
         is_due = cycles * config.cycle_steps % config.target_interval == 0

@@ -1,29 +1,29 @@
 """PPO: Proximal Policy Optimization, clipped objective (Schulman et al. 2017, arXiv:1707.06347).
 
-Implementation details (Huang et al. 2022, "The 37 Implementation Details of PPO"):
-  - Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438).
-  - Shuffled minibatches; advantages are normalised per minibatch.
+An iteration is a rollout of num_steps steps in num_envs environments, and its updates.
+
+Details (Huang et al. 2022, "The 37 Implementation Details of PPO"):
+  - GAE (Schulman et al. 2016, arXiv:1506.02438); advantages are normalised per minibatch.
   - Adam with eps 1e-5; global norm clipping; linear learning rate annealing.
   - Separate networks; orthogonal initialisation, sqrt(2) hidden, 0.01 policy, 1 value.
   - Continuous actions: state-independent log_std; the environment gets clipped actions.
-  - target_kl, optional (Dossa et al. 2021): the first minibatch with approx_kl > 1.5 * target_kl
-    (the factor of Spinning Up) ends the updates of the iteration and is not used.
-  - LayerNorm, optional (Lyle et al. 2023, arXiv:2303.01486).
-  - SimBa, optional: residual blocks (Lee et al. 2025, arXiv:2410.09754), without weight decay.
 
-Deviations:
+Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
   - Continuous actions live in [-1, 1] and are scaled to the environment's box.
   - Observation statistics change after the epochs: the first minibatch is exactly on-policy.
 
-Metrics, mean over the updates of an iteration unless stated otherwise:
-  episode_return, episode_length: mean over episodes that ended in the iteration; NaN if none
-  num_episodes: episodes that ended in the iteration
+Options, off by default:
+  - target_kl (Dossa et al. 2021): no updates from the first approx_kl > 1.5 * target_kl on.
+  - layer_norm (arXiv:2303.01486); torso simba (arXiv:2410.09754) without weight decay.
+
+Metrics, means over the updates of an iteration unless stated otherwise:
+  episode_return, episode_length: means over the episodes that ended; NaN if none
+  num_episodes, num_updates: how many there were
   policy_loss, value_loss, entropy: the unweighted terms of the loss
   approx_kl: mean of (ratio - 1) - log ratio (Schulman 2020)
   clip_fraction: share of ratios outside 1 +- clip_eps
   grad_norm: global norm before clipping
-  num_updates: number of updates in the iteration
   explained_variance: 1 - Var[target - value] / Var[target], before the first update
 
 Run: python ppo.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
@@ -42,11 +42,11 @@ import numpy as np
 import optax
 from flax import struct
 
+from common import normalization
 from common.config import Fraction, NonNegative, Positive, validate
 from common.environment import clear_episodes, episode_metrics, make_env, scale_action
 from common.initializers import orthogonal
 from common.loops import unroll
-from common.normalization import init_reward_scaling, init_statistics, normalize, scale_rewards, update_statistics
 from common.random import shuffle
 
 # -- Config ----------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ from common.random import shuffle
 
 @dataclass(frozen=True)
 class Config:
-    """Float fields (NonNegative, Positive, Fraction) can be swept; the others are static."""
+    """Float fields can be swept in one compilation; any other change compiles anew."""
 
     env: str = "CartPole-v1"  # listed by python -m common.suites
     total_timesteps: int = 500_000  # env steps per seed, rounded down to whole iterations
@@ -72,13 +72,13 @@ class Config:
     clip_value: bool = False  # clip the value loss; no gain in Andrychowicz et al. 2021
     vf_coef: NonNegative = 0.5  # weight of the value loss
     ent_coef: NonNegative = 0.01  # weight of the entropy bonus
-    target_kl: NonNegative = 0.0  # updates end at 1.5 times this KL (Dossa et al. 2021); 0: never
+    target_kl: NonNegative = 0.0  # stop an iteration's updates at 1.5 times this KL; 0: never
     normalize_obs: bool = False  # normalise by running mean and variance
     normalize_reward: bool = False  # divide by the std of the discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # layers of the policy and of the value network
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual relu blocks; normalize_obs is RSNorm
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
 
     @property
     def steps_per_iteration(self) -> int:
@@ -99,17 +99,14 @@ class Config:
 
 
 class Torso(nn.Module):
-    """Features of an observation of any shape; a 3x3 convolution for images [H, W, C]."""
+    """Features of any observation; for images, MinAtar's convolution (Young & Tian 2019)."""
 
+    config: Config
     obs_shape: tuple[int, ...]
-    hidden_sizes: tuple[int, ...]
-    activation: str
-    layer_norm: bool
-    torso: str
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        activation = getattr(nn, self.activation)
+        activation = getattr(nn, self.config.activation)
         leading = obs.shape[: obs.ndim - len(self.obs_shape)]
         x = obs.astype(jnp.float32)  # [*leading, *obs_shape]
 
@@ -121,16 +118,16 @@ class Torso(nn.Module):
             x = nn.relu(nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(x))
 
         x = x.reshape(*leading, -1)
-        if self.torso == "simba":
+        if self.config.torso == "simba":
             he_normal = nn.initializers.he_normal()
-            x = nn.Dense(self.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
-            for size in self.hidden_sizes:
+            x = nn.Dense(self.config.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
+            for size in self.config.hidden_sizes:
                 hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
                 x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
             return nn.LayerNorm()(x)
-        for size in self.hidden_sizes:
+        for size in self.config.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
-            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
+            x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
         return x  # [*leading, hidden_sizes[-1]]
 
 
@@ -179,9 +176,9 @@ class Transition:
 
 @struct.dataclass
 class Batch:
-    """Steps of a rollout, [num_rows, ...] each; a minibatch holds some of them."""
+    """Steps of a rollout with what the loss needs; a minibatch holds minibatch_size of them."""
 
-    transitions: Transition
+    steps: Transition
     log_prob: jax.Array  # of the action when sampled
     value: jax.Array  # of obs, before the first update
     advantage: jax.Array  # not normalised
@@ -205,8 +202,8 @@ class State:
     env_state: Any  # [num_envs, ...]
     obs: jax.Array  # [num_envs, *obs_shape]
     key: jax.Array  # []
-    obs_statistics: Any  # RunningStatistics if normalize_obs, else None
-    reward_scaling: Any  # RewardScaling if normalize_reward, else None
+    obs_statistics: normalization.RunningStatistics | None  # if normalize_obs
+    reward_scaling: normalization.RewardScaling | None  # if normalize_reward
 
 
 class Algorithm(NamedTuple):
@@ -222,15 +219,12 @@ class Algorithm(NamedTuple):
 
 
 def gae(
-    transitions: Transition, value: jax.Array, next_value: jax.Array, gamma: float, gae_lambda: float
+    rollout: Transition, value: jax.Array, next_value: jax.Array, gamma: float, gae_lambda: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Advantages and targets of the value (GAE, Schulman et al. 2016, eq. 16).
-
-    value and next_value are those of obs and next_obs; all arrays are [num_steps, num_envs].
-    """
-    next_value = jnp.where(transitions.terminated, 0.0, next_value)
-    delta = transitions.reward + gamma * next_value - value
-    decay = jnp.where(transitions.terminated | transitions.truncated, 0.0, gamma * gae_lambda)
+    """Advantages and targets [num_steps, num_envs] (GAE, eq. 16); values are of obs, next_obs."""
+    next_value = jnp.where(rollout.terminated, 0.0, next_value)
+    delta = rollout.reward + gamma * next_value - value
+    decay = jnp.where(rollout.terminated | rollout.truncated, 0.0, gamma * gae_lambda)
 
     def accumulate(advantage, inputs):
         delta, decay = inputs
@@ -243,24 +237,29 @@ def gae(
 
 
 def make(config: Config) -> Algorithm:
-    """Build the pure functions of the algorithm for one lane.
+    """Build the pure functions of one lane:
+
+    step            one iteration: num_steps times explore, then learn
+      explore       choose actions, step the environments
+      learn         evaluate the rollout, then update_or_stop with each minibatch
+        evaluate    log-probs, values, advantages, targets
 
     Raises:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
-    num_rows = config.steps_per_iteration  # of a rollout
-    if num_rows % config.num_minibatches:
-        raise ValueError(f"num_minibatches = {config.num_minibatches} must divide num_envs * num_steps = {num_rows}")
+    minibatch_size, rest = divmod(config.steps_per_iteration, config.num_minibatches)
+    if rest:
+        raise ValueError(f"num_minibatches must divide {config.steps_per_iteration} steps of a rollout")
     env = make_env(config.env)
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]
     draw_noise = jax.random.gumbel if is_discrete else jax.random.normal
-    torso = partial(Torso, env.obs_shape, config.hidden_sizes, config.activation, config.layer_norm, config.torso)
+    torso = partial(Torso, config=config, obs_shape=env.obs_shape)
     actor, critic = Actor(num_outputs, is_discrete, torso), Critic(torso)
 
-    num_updates = config.num_iterations * config.num_epochs * config.num_minibatches
-    annealed = optax.linear_schedule(config.learning_rate, 0.0, num_updates)
+    total_updates = config.num_iterations * config.num_epochs * config.num_minibatches
+    annealed = optax.linear_schedule(config.learning_rate, 0.0, total_updates)
     learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     optimizer = optax.chain(clip, optax.adam(learning_rate, eps=config.adam_eps))
@@ -269,18 +268,20 @@ def make(config: Config) -> Algorithm:
         actor_key, critic_key, reset_key, key = jax.random.split(key, 4)
         obs, env_state = env.reset(jax.random.split(reset_key, config.num_envs))
         params = Params(actor=actor.init(actor_key, obs), critic=critic.init(critic_key, obs))
+        scaling = normalization.init_reward_scaling(config.num_envs)
+        statistics = normalization.init_statistics(env.obs_shape)
         return State(
             params=params,
             opt_state=optimizer.init(params),
             env_state=env_state,
             obs=obs,
             key=key,
-            obs_statistics=init_statistics(env.obs_shape) if config.normalize_obs else None,
-            reward_scaling=init_reward_scaling(config.num_envs) if config.normalize_reward else None,
+            obs_statistics=statistics if config.normalize_obs else None,
+            reward_scaling=scaling if config.normalize_reward else None,
         )
 
     def preprocess(state, obs):
-        return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
     def act(state, obs, key=None):
         policy = actor.apply(state.params.actor, preprocess(state, obs))
@@ -298,7 +299,8 @@ def make(config: Config) -> Algorithm:
         else:
             action = policy.mean() + policy.stddev() * noise
             env_action = scale_action(action, env.action_space)
-        obs, env_state, reward, terminated, truncated, info = env.step(env_keys, state.env_state, env_action)
+        outcome = env.step(env_keys, state.env_state, env_action)
+        obs, env_state, reward, terminated, truncated, info = outcome
         transition = Transition(
             obs=state.obs,
             action=action,
@@ -310,9 +312,9 @@ def make(config: Config) -> Algorithm:
         return state.replace(env_state=env_state, obs=obs), transition
 
     def loss(params, state, batch):
-        obs = preprocess(state, batch.transitions.obs)
+        obs = preprocess(state, batch.steps.obs)
         policy, v = actor.apply(params.actor, obs), critic.apply(params.critic, obs)
-        log_ratio = policy.log_prob(batch.transitions.action) - batch.log_prob
+        log_ratio = policy.log_prob(batch.steps.action) - batch.log_prob
         ratio = jnp.exp(log_ratio)
         advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
         clipped_ratio = jnp.clip(ratio, 1 - config.clip_eps, 1 + config.clip_eps)
@@ -348,30 +350,40 @@ def make(config: Config) -> Algorithm:
         state = jax.lax.cond(goes_on, lambda: updated, lambda: state)
         return (state, goes_on), (metrics, goes_on)
 
-    def learn(state, transitions):
-        done = transitions.terminated | transitions.truncated
-        if config.normalize_reward:
-            scaling, reward = scale_rewards(state.reward_scaling, transitions.reward, done, config.gamma)
-            state, transitions = state.replace(reward_scaling=scaling), transitions.replace(reward=reward)
-        obs, next_obs = preprocess(state, transitions.obs), preprocess(state, transitions.next_obs)
-        policy = actor.apply(state.params.actor, obs)
-        log_prob = policy.log_prob(transitions.action)  # [num_steps, num_envs]
+    def evaluate(state, rollout):
+        obs, next_obs = preprocess(state, rollout.obs), preprocess(state, rollout.next_obs)
+        log_prob = actor.apply(state.params.actor, obs).log_prob(rollout.action)
         v, next_value = (critic.apply(state.params.critic, x) for x in (obs, next_obs))
-        advantage, target = gae(transitions, v, next_value, config.gamma, config.gae_lambda)
-        batch = Batch(transitions=transitions, log_prob=log_prob, value=v, advantage=advantage, target=target)
-        batch = jax.tree.map(lambda x: x.reshape(num_rows, *x.shape[2:]), batch)
+        advantage, target = gae(rollout, v, next_value, config.gamma, config.gae_lambda)
+        return Batch(steps=rollout, log_prob=log_prob, value=v, advantage=advantage, target=target)
 
+    def learn(state, rollout):
+        # Evaluate the rollout.
+        if config.normalize_reward:
+            done = rollout.terminated | rollout.truncated
+            scaling, reward = state.reward_scaling, rollout.reward
+            scaling, reward = normalization.scale_rewards(scaling, reward, done, config.gamma)
+            state, rollout = state.replace(reward_scaling=scaling), rollout.replace(reward=reward)
+        batch = evaluate(state, rollout)
+        v, target = batch.value, batch.target
+        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+
+        # Update with shuffled minibatches.
         key, shuffle_key = jax.random.split(state.key)
         epoch_keys = jax.random.split(shuffle_key, config.num_epochs)
-        rows = jax.vmap(shuffle, in_axes=(0, None))(epoch_keys, num_rows)  # [num_epochs, num_rows]
-        rows = rows.reshape(-1, num_rows // config.num_minibatches)  # one minibatch per update
+        rows = jax.vmap(shuffle, in_axes=(0, None))(epoch_keys, config.steps_per_iteration)
+        rows = rows.reshape(-1, minibatch_size)  # one minibatch per update
         carry = state.replace(key=key), jnp.bool_(True)
         (state, _), (metrics, is_update) = jax.lax.scan(partial(update_or_stop, batch), carry, rows)
+
+        # Average the metrics.
         metrics = jax.tree.map(lambda x: x.mean(where=is_update), metrics)
         metrics["num_updates"] = is_update.sum(dtype=jnp.float32)
         metrics["explained_variance"] = 1 - (target - v).var() / (target.var() + 1e-8)
+
+        # Count the observations.
         if config.normalize_obs:
-            statistics = update_statistics(state.obs_statistics, transitions.obs)
+            statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
             state = state.replace(obs_statistics=statistics)
         return state, metrics
 
@@ -382,8 +394,8 @@ def make(config: Config) -> Algorithm:
         noise = draw_noise(noise_key, (*shape, num_outputs), jnp.float32)
         inputs = noise, jax.random.split(env_key, shape)
         state = state.replace(key=key, env_state=clear_episodes(state.env_state))
-        state, transitions = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
-        state, metrics = learn(state, transitions)
+        state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
+        state, metrics = learn(state, rollout)
         return state, episode_metrics(state.env_state) | metrics
 
     return Algorithm(init, step, act, value)

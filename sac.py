@@ -1,26 +1,27 @@
 """SAC: Soft Actor-Critic with a learned temperature (Haarnoja et al. 2018b, arXiv:1812.05905).
 
-Implementation details:
+An iteration is steps_per_iteration env steps and their updates.
+
+Details:
   - Twin critics; the target uses the smaller value.
   - Squashed Gaussian policy; the log-prob is computed stably (appendix C, rewritten with softplus).
   - The temperature alpha is learned towards a target entropy (section 5), or fixed.
-  - Each batch updates the critics, the actor, alpha and the target critics, in this order.
-  - n-step returns, optional (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy;
-    the entropies of the steps before the last are left out.
-  - Exploration noise correlated in time, optional: AR(1), after Eberhard et al. 2023 (ICLR).
-    It goes on across episodes; the random prefill and `act` have independent noise.
-  - LayerNorm, optional (Nauman et al. 2024, arXiv:2403.00514).
-  - SimBa, optional: residual blocks (Lee et al. 2025, arXiv:2410.09754), without weight decay.
 
-Deviations:
+Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
   - Actions live in [-1, 1] and are scaled to the environment's box; log-probs refer to [-1, 1].
   - Updates per env step never depend on num_envs; other settings raise ValueError.
   - `init` fills the buffer with learning_starts uniform-random transitions.
 
-Metrics, mean over the updates of an iteration unless stated otherwise:
-  episode_return, episode_length: mean over episodes that ended in the iteration; NaN if none
-  num_episodes: episodes that ended in the iteration
+Options, off by default:
+  - n_step (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy; the entropies of
+    the steps before the last are left out.
+  - noise_steps: AR(1) exploration noise, also across episodes (after Eberhard et al. 2023, ICLR).
+  - layer_norm (arXiv:2403.00514); torso simba (arXiv:2410.09754) without weight decay.
+
+Metrics, means over the updates of an iteration unless stated otherwise:
+  episode_return, episode_length: means over the episodes that ended; NaN if none
+  num_episodes: number of these episodes
   critic_loss: squared error, summed over the two critics
   actor_loss: alpha * log-prob minus the smaller critic
   q_mean: mean of both critics
@@ -43,19 +44,19 @@ import numpy as np
 import optax
 from flax import struct
 
-from common.buffer import Buffer, add, draw_rows, init_buffer, read
+from common import normalization
+from common.buffer import Buffer, add, draw_rows, init_buffer, read, read_windows
 from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
 from common.environment import clear_episodes, episode_metrics, make_env, scale_action
 from common.initializers import orthogonal
 from common.loops import scan_mean
-from common.normalization import init_statistics, normalize, update_statistics
 
 # -- Config ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Config:
-    """Float fields (NonNegative, Positive, Fraction) can be swept; the others are static."""
+    """Float fields can be swept in one compilation; any other change compiles anew."""
 
     env: str = "Pendulum-v1"  # listed by python -m common.suites
     total_timesteps: int = 1_000_000  # env steps per seed, learning_starts included
@@ -79,7 +80,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual relu blocks; normalize_obs is RSNorm
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
 
     @property
     def cycle_steps(self) -> int:
@@ -107,24 +108,21 @@ class Config:
 class Torso(nn.Module):
     """Features of a vector."""
 
-    hidden_sizes: tuple[int, ...]
-    activation: str
-    layer_norm: bool
-    torso: str
+    config: Config
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        activation = getattr(nn, self.activation)
-        if self.torso == "simba":
+        activation = getattr(nn, self.config.activation)
+        if self.config.torso == "simba":
             he_normal = nn.initializers.he_normal()
-            x = nn.Dense(self.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
-            for size in self.hidden_sizes:
+            x = nn.Dense(self.config.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
+            for size in self.config.hidden_sizes:
                 hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
                 x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
             return nn.LayerNorm()(x)
-        for size in self.hidden_sizes:
+        for size in self.config.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
-            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
+            x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
         return x  # [..., hidden_sizes[-1]]
 
 
@@ -156,7 +154,12 @@ class Critic(nn.Module):
 
 
 TwinCritic = nn.vmap(  # two critics that share nothing: params [2, ...], values [..., 2]
-    Critic, in_axes=None, out_axes=-1, axis_size=2, variable_axes={"params": 0}, split_rngs={"params": True}
+    Critic,
+    in_axes=None,
+    out_axes=-1,
+    axis_size=2,
+    variable_axes={"params": 0},
+    split_rngs={"params": True},
 )
 
 
@@ -172,8 +175,8 @@ class Transition:
     reward: jax.Array  # [num_envs]
     terminated: jax.Array  # [num_envs] bool, no successor state
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
-    truncated: Any = None  # [num_envs] bool, cut by a time limit, if n_step > 1
-    discount: Any = None  # [batch_size] of the value of next_obs, in a batch if n_step > 1
+    truncated: jax.Array | None = None  # [num_envs] bool, cut by a time limit, if n_step > 1
+    discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch if n_step > 1
 
 
 @struct.dataclass
@@ -196,8 +199,8 @@ class State:
     env_state: Any  # [num_envs, ...]
     obs: jax.Array  # [num_envs, *obs_shape]
     key: jax.Array  # []
-    obs_statistics: Any  # RunningStatistics if normalize_obs, else None
-    noise: Any  # [num_envs, action_dim] if noise_steps > 1, else None
+    obs_statistics: normalization.RunningStatistics | None  # if normalize_obs
+    noise: jax.Array | None  # [num_envs, action_dim], if noise_steps > 1
 
 
 class Algorithm(NamedTuple):
@@ -213,7 +216,7 @@ class Algorithm(NamedTuple):
 
 
 def squash(gaussian_action: jax.Array, gaussian_log_prob: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Tanh of a Gaussian action [..., action_dim] and its log-prob [...] (Haarnoja et al. 2018b, eq. 26).
+    """Tanh of a Gaussian action [..., action_dim] and its log-prob [...] (appendix C).
 
     Stable for large actions: log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2 x)).
     """
@@ -222,13 +225,19 @@ def squash(gaussian_action: jax.Array, gaussian_log_prob: jax.Array) -> tuple[ja
 
 
 def correlate(noise: jax.Array, normal: jax.Array, noise_steps: int) -> jax.Array:
-    """Next noise of an AR(1) process of unit variance with autocorrelation (1 - 1 / noise_steps)^lag."""
+    """Next noise of an AR(1) process: variance 1, autocorrelation (1 - 1 / noise_steps)^lag."""
     correlation = 1.0 - 1.0 / noise_steps
     return correlation * noise + (1.0 - correlation**2) ** 0.5 * normal
 
 
 def make(config: Config) -> Algorithm:
-    """Build the pure functions of the algorithm for one lane.
+    """Build the pure functions of one lane:
+
+    step            one iteration: num_cycles times cycle
+      cycle         num_steps times explore, then learn
+        explore     choose actions, env_step (store the transitions)
+        learn       read all batches; with each of them: update
+          update    descend(critic), descend(actor), descend(log_alpha), move the targets
 
     Raises:
         ValueError: an invalid field, an unknown environment or an unsupported space.
@@ -239,33 +248,35 @@ def make(config: Config) -> Algorithm:
     if hasattr(env.action_space, "n"):
         raise ValueError(f"{config.env} has discrete actions, not continuous; use dqn.py or ppo.py")
     if len(env.obs_shape) != 1:
-        raise ValueError(f"{config.env} has observations of shape {env.obs_shape}, not vectors; use ppo.py")
+        raise ValueError(f"{config.env} has no vector observations but {env.obs_shape}; use ppo.py")
     action_dim = env.action_space.shape[0]
-    torso = partial(Torso, config.hidden_sizes, config.activation, config.layer_norm, config.torso)
+    torso = partial(Torso, config=config)
     actor, critic = Actor(action_dim, torso), TwinCritic(torso)
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),
         "log_alpha": optax.adam(config.alpha_learning_rate),
     }
+    window = {"n_step": config.n_step, "num_envs": config.num_envs, "gamma": config.gamma}
+    read_batches = partial(read_windows, **window) if config.n_step > 1 else read
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
-    num_prefill_steps = config.learning_starts // config.num_envs
     rows_shape = num_cycles, config.cycle_updates, config.batch_size
     noise_shape = num_cycles, config.cycle_updates, 2, config.batch_size, action_dim  # 2 losses
 
     def init(key):
         actor_key, critic_key, reset_key, action_key, env_key, key = jax.random.split(key, 6)
         obs, env_state = env.reset(jax.random.split(reset_key, config.num_envs))
-        action = jnp.zeros((config.num_envs, action_dim), jnp.float32)
+        zeros = jnp.zeros((config.num_envs, action_dim), jnp.float32)
         params = Params(
             actor=actor.init(actor_key, obs),
-            critic=critic.init(critic_key, obs, action),
+            critic=critic.init(critic_key, obs, zeros),
             log_alpha=jnp.log(jnp.asarray(config.alpha, jnp.float32)),
         )
-        zero, false = jnp.float32(0), jnp.bool_(False)
-        row = Transition(obs=obs[0], action=action[0], reward=zero, terminated=false, next_obs=obs[0])
-        row = row.replace(truncated=false) if config.n_step > 1 else row
+        zero, no = jnp.float32(0), jnp.bool_(False)
+        row = Transition(obs=obs[0], action=zeros[0], reward=zero, terminated=no, next_obs=obs[0])
+        row = row.replace(truncated=no) if config.n_step > 1 else row
+        statistics = normalization.init_statistics(env.obs_shape)
         state = State(
             params=params,
             target_params=params.critic,
@@ -274,15 +285,15 @@ def make(config: Config) -> Algorithm:
             env_state=env_state,
             obs=obs,
             key=key,
-            obs_statistics=init_statistics(env.obs_shape) if config.normalize_obs else None,
-            noise=action if config.noise_steps > 1 else None,
+            obs_statistics=statistics if config.normalize_obs else None,
+            noise=zeros if config.noise_steps > 1 else None,
         )
-        shape = (num_prefill_steps, config.num_envs)
+        shape = config.learning_starts // config.num_envs, config.num_envs
         actions = jax.random.uniform(action_key, (*shape, action_dim), jnp.float32, -1.0, 1.0)
         return jax.lax.scan(env_step, state, (actions, jax.random.split(env_key, shape)))[0]
 
     def preprocess(state, obs):
-        return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
     def sample_action(actor_params, obs, noise):
         policy = actor.apply(actor_params, obs)
@@ -301,15 +312,19 @@ def make(config: Config) -> Algorithm:
 
     def env_step(state, inputs):
         action, env_keys = inputs
-        env_action = scale_action(action, env.action_space)
-        obs, env_state, reward, terminated, truncated, info = env.step(env_keys, state.env_state, env_action)
-        next_obs = info["final_observation"]
-        transition = Transition(obs=state.obs, action=action, reward=reward, terminated=terminated, next_obs=next_obs)
-        if config.n_step > 1:
-            transition = transition.replace(truncated=truncated)
+        outcome = env.step(env_keys, state.env_state, scale_action(action, env.action_space))
+        obs, env_state, reward, terminated, truncated, info = outcome
+        transition = Transition(
+            obs=state.obs,
+            action=action,
+            reward=reward,
+            terminated=terminated,
+            next_obs=info["final_observation"],
+            truncated=truncated if config.n_step > 1 else None,
+        )
         state = state.replace(buffer=add(state.buffer, transition), env_state=env_state, obs=obs)
         if config.normalize_obs:
-            statistics = update_statistics(state.obs_statistics, transition.obs)
+            statistics = normalization.update_statistics(state.obs_statistics, transition.obs)
             state = state.replace(obs_statistics=statistics)
         return state, None
 
@@ -358,12 +373,12 @@ def make(config: Config) -> Algorithm:
         state, critic_metrics = descend(state, "critic", critic_loss, batch, noise[0])
         state, actor_metrics = descend(state, "actor", actor_loss, batch, noise[1])
         state, alpha_metrics = descend(state, "log_alpha", alpha_loss, actor_metrics["entropy"])
-        target_params = optax.incremental_update(state.params.critic, state.target_params, config.tau)
-        return state.replace(target_params=target_params), critic_metrics | actor_metrics | alpha_metrics
+        target = optax.incremental_update(state.params.critic, state.target_params, config.tau)
+        return state.replace(target_params=target), critic_metrics | actor_metrics | alpha_metrics
 
     def learn(state, inputs):
         rows, noise = inputs
-        batches = read(state.buffer, rows, config.n_step, config.num_envs, config.gamma)
+        batches = read_batches(state.buffer, rows)
         return scan_mean(update, state, (batches, noise))
 
     def cycle(state, inputs):

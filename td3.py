@@ -1,25 +1,27 @@
 """TD3: Twin Delayed Deep Deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477).
 
-Implementation details:
+An iteration is steps_per_iteration env steps and their updates.
+
+Details:
   - Twin critics; the target uses the smaller value (section 4.2).
   - The actor and the targets are updated once per policy_delay critic updates (section 5.2).
   - Clipped noise smooths the target action, which is clipped to the box (section 5.3).
   - The actor maximises the first critic.
-  - n-step returns, optional (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy.
-  - Exploration noise correlated in time, optional: AR(1), after Eberhard et al. 2023 (ICLR).
-    It goes on across episodes; the random prefill and `act` have independent noise.
-  - LayerNorm, optional (Nauman et al. 2024, arXiv:2403.00514).
-  - SimBa, optional: residual blocks (Lee et al. 2025, arXiv:2410.09754), without weight decay.
 
-Deviations:
+Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
   - Actions live in [-1, 1] and are scaled to the environment's box; noise is in the same units.
   - Updates per env step never depend on num_envs; other settings raise ValueError.
   - `init` fills the buffer with learning_starts uniform-random transitions.
 
-Metrics, mean over the updates of an iteration unless stated otherwise:
-  episode_return, episode_length: mean over episodes that ended in the iteration; NaN if none
-  num_episodes: episodes that ended in the iteration
+Options, off by default:
+  - n_step (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy.
+  - noise_steps: AR(1) exploration noise, also across episodes (after Eberhard et al. 2023, ICLR).
+  - layer_norm (arXiv:2403.00514); torso simba (arXiv:2410.09754) without weight decay.
+
+Metrics, means over the updates of an iteration unless stated otherwise:
+  episode_return, episode_length: means over the episodes that ended; NaN if none
+  num_episodes: number of these episodes
   critic_loss: squared error, summed over the two critics
   actor_loss: minus the first critic
   q_mean: mean of both critics
@@ -39,19 +41,19 @@ import numpy as np
 import optax
 from flax import struct
 
-from common.buffer import Buffer, add, draw_rows, init_buffer, read
+from common import normalization
+from common.buffer import Buffer, add, draw_rows, init_buffer, read, read_windows
 from common.config import Fraction, NonNegative, PositiveFraction, check_replay, validate
 from common.environment import clear_episodes, episode_metrics, make_env, scale_action
 from common.initializers import orthogonal
 from common.loops import scan_mean, unroll
-from common.normalization import init_statistics, normalize, update_statistics
 
 # -- Config ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Config:
-    """Float fields (NonNegative, Positive, Fraction) can be swept; the others are static."""
+    """Float fields can be swept in one compilation; any other change compiles anew."""
 
     env: str = "Pendulum-v1"  # listed by python -m common.suites
     total_timesteps: int = 1_000_000  # env steps per seed, learning_starts included
@@ -76,7 +78,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual relu blocks; normalize_obs is RSNorm
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
 
     @property
     def cycle_steps(self) -> int:
@@ -104,24 +106,21 @@ class Config:
 class Torso(nn.Module):
     """Features of a vector."""
 
-    hidden_sizes: tuple[int, ...]
-    activation: str
-    layer_norm: bool
-    torso: str
+    config: Config
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        activation = getattr(nn, self.activation)
-        if self.torso == "simba":
+        activation = getattr(nn, self.config.activation)
+        if self.config.torso == "simba":
             he_normal = nn.initializers.he_normal()
-            x = nn.Dense(self.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
-            for size in self.hidden_sizes:
+            x = nn.Dense(self.config.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
+            for size in self.config.hidden_sizes:
                 hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
                 x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
             return nn.LayerNorm()(x)
-        for size in self.hidden_sizes:
+        for size in self.config.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
-            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
+            x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
         return x  # [..., hidden_sizes[-1]]
 
 
@@ -152,7 +151,12 @@ class Critic(nn.Module):
 
 
 TwinCritic = nn.vmap(  # two critics that share nothing: params [2, ...], values [..., 2]
-    Critic, in_axes=None, out_axes=-1, axis_size=2, variable_axes={"params": 0}, split_rngs={"params": True}
+    Critic,
+    in_axes=None,
+    out_axes=-1,
+    axis_size=2,
+    variable_axes={"params": 0},
+    split_rngs={"params": True},
 )
 
 
@@ -168,8 +172,8 @@ class Transition:
     reward: jax.Array  # [num_envs]
     terminated: jax.Array  # [num_envs] bool, no successor state
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
-    truncated: Any = None  # [num_envs] bool, cut by a time limit, if n_step > 1
-    discount: Any = None  # [batch_size] of the value of next_obs, in a batch if n_step > 1
+    truncated: jax.Array | None = None  # [num_envs] bool, cut by a time limit, if n_step > 1
+    discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch if n_step > 1
 
 
 @struct.dataclass
@@ -191,8 +195,8 @@ class State:
     env_state: Any  # [num_envs, ...]
     obs: jax.Array  # [num_envs, *obs_shape]
     key: jax.Array  # []
-    obs_statistics: Any  # RunningStatistics if normalize_obs, else None
-    noise: Any  # [num_envs, action_dim] if noise_steps > 1, else None
+    obs_statistics: normalization.RunningStatistics | None  # if normalize_obs
+    noise: jax.Array | None  # [num_envs, action_dim], if noise_steps > 1
 
 
 class Algorithm(NamedTuple):
@@ -213,13 +217,19 @@ def smooth(action: jax.Array, noise: jax.Array, noise_clip: float) -> jax.Array:
 
 
 def correlate(noise: jax.Array, normal: jax.Array, noise_steps: int) -> jax.Array:
-    """Next noise of an AR(1) process of unit variance with autocorrelation (1 - 1 / noise_steps)^lag."""
+    """Next noise of an AR(1) process: variance 1, autocorrelation (1 - 1 / noise_steps)^lag."""
     correlation = 1.0 - 1.0 / noise_steps
     return correlation * noise + (1.0 - correlation**2) ** 0.5 * normal
 
 
 def make(config: Config) -> Algorithm:
-    """Build the pure functions of the algorithm for one lane.
+    """Build the pure functions of one lane:
+
+    step            one iteration: num_cycles times cycle
+      cycle         num_steps times explore, then learn
+        explore     choose actions, env_step (store the transitions)
+        learn       read all batches; with policy_delay of them: update
+          update    policy_delay times descend(critic), descend(actor), move the targets
 
     Raises:
         ValueError: an invalid field, an unknown environment or an unsupported space.
@@ -228,24 +238,26 @@ def make(config: Config) -> Algorithm:
     check_replay(config)
     if config.cycle_updates % config.policy_delay:
         raise ValueError(
-            f"policy_delay = {config.policy_delay} must divide cycle_updates = {config.cycle_updates}, "
-            "which is gradient_steps * max(num_envs, train_interval) / train_interval"
+            f"policy_delay = {config.policy_delay} must divide "
+            f"cycle_updates = {config.cycle_updates}, which is "
+            "gradient_steps * max(num_envs, train_interval) / train_interval"
         )
     env = make_env(config.env)
     if hasattr(env.action_space, "n"):
         raise ValueError(f"{config.env} has discrete actions, not continuous; use dqn.py or ppo.py")
     if len(env.obs_shape) != 1:
-        raise ValueError(f"{config.env} has observations of shape {env.obs_shape}, not vectors; use ppo.py")
+        raise ValueError(f"{config.env} has no vector observations but {env.obs_shape}; use ppo.py")
     action_dim = env.action_space.shape[0]
-    torso = partial(Torso, config.hidden_sizes, config.activation, config.layer_norm, config.torso)
+    torso = partial(Torso, config=config)
     actor, critic = Actor(action_dim, torso), TwinCritic(torso)
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),
     }
+    window = {"n_step": config.n_step, "num_envs": config.num_envs, "gamma": config.gamma}
+    read_batches = partial(read_windows, **window) if config.n_step > 1 else read
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
-    num_prefill_steps = config.learning_starts // config.num_envs
     updates = config.cycle_updates // config.policy_delay, config.policy_delay
     rows_shape = num_cycles, *updates, config.batch_size
     noise_shape = num_cycles, *updates, config.batch_size, action_dim
@@ -253,14 +265,15 @@ def make(config: Config) -> Algorithm:
     def init(key):
         actor_key, critic_key, reset_key, action_key, env_key, key = jax.random.split(key, 6)
         obs, env_state = env.reset(jax.random.split(reset_key, config.num_envs))
-        action = jnp.zeros((config.num_envs, action_dim), jnp.float32)
+        zeros = jnp.zeros((config.num_envs, action_dim), jnp.float32)
         params = Params(
             actor=actor.init(actor_key, obs),
-            critic=critic.init(critic_key, obs, action),
+            critic=critic.init(critic_key, obs, zeros),
         )
-        zero, false = jnp.float32(0), jnp.bool_(False)
-        row = Transition(obs=obs[0], action=action[0], reward=zero, terminated=false, next_obs=obs[0])
-        row = row.replace(truncated=false) if config.n_step > 1 else row
+        zero, no = jnp.float32(0), jnp.bool_(False)
+        row = Transition(obs=obs[0], action=zeros[0], reward=zero, terminated=no, next_obs=obs[0])
+        row = row.replace(truncated=no) if config.n_step > 1 else row
+        statistics = normalization.init_statistics(env.obs_shape)
         state = State(
             params=params,
             target_params=params,
@@ -269,20 +282,21 @@ def make(config: Config) -> Algorithm:
             env_state=env_state,
             obs=obs,
             key=key,
-            obs_statistics=init_statistics(env.obs_shape) if config.normalize_obs else None,
-            noise=action if config.noise_steps > 1 else None,
+            obs_statistics=statistics if config.normalize_obs else None,
+            noise=zeros if config.noise_steps > 1 else None,
         )
-        shape = (num_prefill_steps, config.num_envs)
+        shape = config.learning_starts // config.num_envs, config.num_envs
         actions = jax.random.uniform(action_key, (*shape, action_dim), jnp.float32, -1.0, 1.0)
         return jax.lax.scan(env_step, state, (actions, jax.random.split(env_key, shape)))[0]
 
     def preprocess(state, obs):
-        return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
     def act(state, obs, key=None):
         action = actor.apply(state.params.actor, preprocess(state, obs))
         if key is not None:
-            action = action + config.exploration_noise * jax.random.normal(key, action.shape, action.dtype)
+            noise = jax.random.normal(key, action.shape, action.dtype)
+            action = action + config.exploration_noise * noise
         return scale_action(action, env.action_space)
 
     def value(state, obs):
@@ -292,15 +306,19 @@ def make(config: Config) -> Algorithm:
 
     def env_step(state, inputs):
         action, env_keys = inputs
-        env_action = scale_action(action, env.action_space)
-        obs, env_state, reward, terminated, truncated, info = env.step(env_keys, state.env_state, env_action)
-        next_obs = info["final_observation"]
-        transition = Transition(obs=state.obs, action=action, reward=reward, terminated=terminated, next_obs=next_obs)
-        if config.n_step > 1:
-            transition = transition.replace(truncated=truncated)
+        outcome = env.step(env_keys, state.env_state, scale_action(action, env.action_space))
+        obs, env_state, reward, terminated, truncated, info = outcome
+        transition = Transition(
+            obs=state.obs,
+            action=action,
+            reward=reward,
+            terminated=terminated,
+            next_obs=info["final_observation"],
+            truncated=truncated if config.n_step > 1 else None,
+        )
         state = state.replace(buffer=add(state.buffer, transition), env_state=env_state, obs=obs)
         if config.normalize_obs:
-            statistics = update_statistics(state.obs_statistics, transition.obs)
+            statistics = normalization.update_statistics(state.obs_statistics, transition.obs)
             state = state.replace(obs_statistics=statistics)
         return state, None
 
@@ -355,7 +373,7 @@ def make(config: Config) -> Algorithm:
 
     def learn(state, inputs):
         rows, noise = inputs
-        batches = read(state.buffer, rows, config.n_step, config.num_envs, config.gamma)
+        batches = read_batches(state.buffer, rows)
         return scan_mean(update, state, (batches, noise))
 
     def cycle(state, inputs):

@@ -71,23 +71,30 @@ def draw_rows(buffer: Buffer, key: jax.Array, shape: tuple[int, ...], num_new: i
     return jax.random.randint(key, shape, 0, jnp.broadcast_to(size, shape), jnp.int32)
 
 
-def read(buffer: Buffer, rows: jax.Array, n_step: int = 1, num_envs: int = 1, gamma: float = 1.0) -> Any:
-    """The transitions of these rows, [*rows.shape, ...]. Costs O(rows), never O(capacity).
+def read(buffer: Buffer, rows: jax.Array) -> Any:
+    """The transitions of these rows, [*rows.shape, ...]. Costs O(rows), never O(capacity)."""
+    arrays = {dtype: x[rows] for dtype, x in buffer.arrays.items()}
+    leaves, structure = jax.tree.flatten(buffer.row)
+    columns = zip(leaves, _columns(buffer.row), strict=True)
+    fields = [arrays[dtype][..., start:stop].reshape(*rows.shape, *x.shape) for x, (dtype, start, stop) in columns]
+    return jax.tree.unflatten(structure, fields)
 
-    With n_step > 1 each is the first of a window of rows of one environment, `num_envs` rows apart. The window ends
-    after n_step rows, with the episode or with the newest row: `reward` is its discounted sum, `discount` is gamma to
-    the power of its length, `terminated` and `next_obs` are those of its last row.
+
+def read_windows(buffer: Buffer, rows: jax.Array, *, n_step: int, num_envs: int, gamma: float) -> Any:
+    """The windows of n_step transitions that begin at these rows, each as one transition: n-step returns.
+
+    A window has the rows of one environment, `num_envs` rows apart. It ends after n_step rows, with the episode or with
+    the newest row: `reward` is its discounted sum, `discount` is gamma to the power of its length, `terminated` and
+    `next_obs` are those of its last row.
     """
-    batch = _unpack(buffer, rows)
-    if n_step == 1:
-        return batch
+    batch = read(buffer, rows)
     num_newer = (buffer.count - 1 - rows) % buffer.capacity
     last, is_open, end = rows, jnp.ones(rows.shape, bool), batch
     reward, discount = batch.reward, jnp.full(rows.shape, gamma, batch.reward.dtype)
     for i in range(1, n_step):
         is_open &= ~(end.terminated | end.truncated) & (i * num_envs <= num_newer)
         last = jnp.where(is_open, (rows + i * num_envs) % buffer.capacity, last)
-        end = _unpack(buffer, last)
+        end = read(buffer, last)
         reward += jnp.where(is_open, discount * end.reward, 0.0)
         discount *= jnp.where(is_open, gamma, 1.0)
     return batch.replace(reward=reward, discount=discount, terminated=end.terminated, next_obs=end.next_obs)
@@ -101,12 +108,3 @@ def _columns(row: Any) -> list[tuple[str, int, int]]:
         widths[x.dtype.name] = start + x.size
         columns.append((x.dtype.name, start, start + x.size))
     return columns
-
-
-def _unpack(buffer: Buffer, rows: jax.Array) -> Any:
-    """The transitions of these rows."""
-    arrays = {dtype: x[rows] for dtype, x in buffer.arrays.items()}
-    leaves, structure = jax.tree.flatten(buffer.row)
-    columns = zip(leaves, _columns(buffer.row), strict=True)
-    fields = [arrays[dtype][..., start:stop].reshape(*rows.shape, *x.shape) for x, (dtype, start, stop) in columns]
-    return jax.tree.unflatten(structure, fields)

@@ -97,8 +97,7 @@ def test_pieces_that_may_differ_in_a_few_lines(name, scripts):
 
 
 def test_td3_differs_from_sac_where_the_algorithm_does():
-    lines = difflib.ndiff(*(source(script).splitlines() for script in ("td3", "sac")))
-    assert sum(line[0] in "+-" for line in lines) <= 130
+    assert changed_lines("td3", "sac") <= 135
 
 
 def field_lines(script):
@@ -117,7 +116,7 @@ def test_fields_of_the_replay_scripts_have_the_same_comments(script):
 
 # -- Size --------------------------------------------------------------------------------------------------------------
 
-MOST_LINES, MOST_WORDS = 410, 2000
+MOST_LINES, MOST_WORDS, MOST_COLUMNS = 420, 2000, 100
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -126,13 +125,16 @@ def test_a_script_stays_short_and_narrow(script):
     lines = text.splitlines()
     assert len(lines) <= MOST_LINES
     assert len(text.split()) <= MOST_WORDS
-    assert len([line for line in lines if len(line) > 100]) <= 10
+    assert [line for line in lines if len(line) > MOST_COLUMNS] == []
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_functions_stay_short(script):
+@pytest.mark.parametrize(
+    ("script", "most_lines"),
+    [*((script, 160) for script in SCRIPTS), ("variants/ppo_rnn", 185), ("variants/sac_discrete", 160)],
+)
+def test_functions_stay_short(script, most_lines):
     make = next(n for n in ast.parse(source(script)).body if isinstance(n, ast.FunctionDef) and n.name == "make")
-    assert make.end_lineno - make.lineno + 1 <= 160
+    assert make.end_lineno - make.body[1].lineno + 1 <= most_lines  # without its docstring, the map of its loops
     for function in (n for n in make.body if isinstance(n, ast.FunctionDef)):
         assert function.end_lineno - function.lineno + 1 <= 30, function.name
 
@@ -156,7 +158,7 @@ def test_torso_is_the_same(pair):
 
 def test_the_layers_of_a_torso_are_the_same():
     """The blocks and the plain layers, behind what the observations need."""
-    layers = [source(script).split('        if self.torso == "simba":')[1] for script in SCRIPTS]
+    layers = [source(script).split('        if self.config.torso == "simba":')[1] for script in SCRIPTS]
     assert len({text.split("        return x")[0] for text in layers}) == 1
 
 
@@ -194,8 +196,8 @@ VARIANTS = {
     "variants/ppo_rnn": (
         "ppo",
         {"Config", "Actor", "Critic", "Batch", "State", "Algorithm"},
-        {"init", "act", "value", "explore", "loss", "update_or_stop", "learn", "step"},
-        120,
+        {"init", "act", "value", "explore", "loss", "update_or_stop", "evaluate", "learn", "step"},
+        145,
     ),
     "variants/sac_discrete": (
         "sac",
@@ -235,7 +237,7 @@ def test_a_variant_reads_as_its_script(variant):
     test_functions_nest_two_deep_at_most(variant)
     test_vocabulary(variant)
     test_every_field_has_a_reason_on_its_line(variant)
-    test_functions_stay_short(variant)
+    assert [line for line in source(variant).splitlines() if len(line) > MOST_COLUMNS] == []
 
 
 def test_discrete_sac_shares_with_dqn_what_follows_from_its_actions():

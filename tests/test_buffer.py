@@ -12,15 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from common.buffer import add, draw_rows, init_buffer, read
+from common.buffer import add, draw_rows, init_buffer, read, read_windows
 from common.config import check_replay
 
 ROW = {"obs": jax.ShapeDtypeStruct((2,), jnp.uint8), "flag": jax.ShapeDtypeStruct((), bool), "x": jnp.float32(0)}
 
 
-def sample(buffer, key, shape, *window, **fields):
-    """Transitions [*shape, ...] at rows that are drawn."""
-    return read(buffer, draw_rows(buffer, key, shape), *window, **fields)
+def sample(buffer, key, shape, **window):
+    """Transitions or windows [*shape, ...] at rows that are drawn."""
+    rows = draw_rows(buffer, key, shape)
+    return read_windows(buffer, rows, **window) if window else read(buffer, rows)
 
 
 def rows(start, n):
@@ -103,7 +104,7 @@ def test_windows_are_those_of_a_list(data):
     for i in range(0, len(history), num_envs):
         buffer = add(buffer, steps(*zip(*history[i : i + num_envs], strict=True)))
     expected = windows_of(history, capacity, n_step, num_envs, gamma=0.9)
-    batch = sample(buffer, jax.random.key(len(history)), (3, 100), n_step, num_envs, 0.9)
+    batch = sample(buffer, jax.random.key(len(history)), (3, 100), n_step=n_step, num_envs=num_envs, gamma=0.9)
     assert set(np.unique(batch.obs)) == expected.keys()
     values = np.array([expected[number] for number in np.ravel(batch.obs)]).reshape(3, 100, 4)
     for i, field in enumerate(("reward", "discount", "terminated", "next_obs")):
@@ -125,7 +126,7 @@ def test_a_window_stops_where_its_episode_ends(terminated, truncated, reward, di
     second = np.arange(5) == 1
     rows = steps(np.arange(5), second & terminated, second & truncated).replace(reward=np.ones(5, np.float32))
     buffer = add(init_buffer(jax.tree.map(lambda x: x[0], rows), 8), rows)
-    batch = sample(buffer, jax.random.key(0), (64,), n_step=3, gamma=0.98)
+    batch = sample(buffer, jax.random.key(0), (64,), n_step=3, num_envs=1, gamma=0.98)
     first = int(np.argmax(np.asarray(batch.obs) == 0))
     np.testing.assert_allclose(batch.reward[first], reward, rtol=1e-6)
     assert batch.terminated[first] == terminated

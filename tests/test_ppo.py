@@ -343,7 +343,7 @@ def test_a_target_kl_ends_the_updates_of_an_iteration():
 
 def test_images_pass_a_convolution():
     """The product of patches and kernel is the 3x3 convolution that the documentation names."""
-    torso = Torso(obs_shape=(6, 7, 4), hidden_sizes=(), activation="tanh", layer_norm=True, torso="mlp")
+    torso = Torso(config=Config(hidden_sizes=(), layer_norm=True), obs_shape=(6, 7, 4))
     images = jax.random.normal(jax.random.key(0), (5, 2, 6, 7, 4))
     params = torso.init(jax.random.key(1), images)
     kernel, bias = params["params"]["Dense_0"]["kernel"], params["params"]["Dense_0"]["bias"] + 0.1
@@ -360,7 +360,7 @@ def test_images_pass_a_convolution():
 @pytest.mark.parametrize("shape", [(), (3,), (10, 5), (2, 5, 3), (3, 3, 3, 3)])
 def test_other_observations_are_flattened(shape):
     """Row by row, behind any number of leading axes; an image too small for a 3x3 convolution is flattened too."""
-    torso = Torso(obs_shape=shape, hidden_sizes=(), activation="tanh", layer_norm=True, torso="mlp")
+    torso = Torso(config=Config(hidden_sizes=(), layer_norm=True), obs_shape=shape)
     for leading in ((), (4,), (2, 4)):
         obs = np.arange(np.prod(leading + shape, dtype=int)).reshape(leading + shape)
         np.testing.assert_array_equal(torso.apply({}, obs), obs.reshape(*leading, -1))
@@ -369,7 +369,7 @@ def test_other_observations_are_flattened(shape):
 def test_simba_is_the_embedding_the_blocks_and_the_norm():
     """Of images too: behind the convolution. Parameters are random, so that no scale is 1 and no bias 0."""
     for shape in ((3,), (5, 4, 2)):
-        torso = Torso(obs_shape=shape, hidden_sizes=(6, 6), activation="tanh", layer_norm=False, torso="simba")
+        torso = Torso(config=Config(hidden_sizes=(6, 6), torso="simba"), obs_shape=shape)
         obs = jax.random.normal(jax.random.key(0), (7, *shape))
         params = torso.init(jax.random.key(1), obs)
         params = jax.tree.map(lambda x: x + 0.3 * np.sin(1.0 + jnp.arange(x.size)).reshape(x.shape), params)

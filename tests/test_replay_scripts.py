@@ -95,7 +95,7 @@ def test_squashing_is_finite_far_in_the_tails():
 
 
 def test_twin_critics_start_different():
-    torso = partial(sac.Torso, (8,), "relu", layer_norm=False, torso="mlp")
+    torso = partial(sac.Torso, config=sac.Config(hidden_sizes=(8,)))
     params = sac.TwinCritic(torso).init(jax.random.key(0), jnp.zeros((1, 3)), jnp.zeros((1, 1)))
     for kernel in (x for x in jax.tree.leaves(params) if x.ndim == 3):
         assert (kernel[0] != kernel[1]).any()

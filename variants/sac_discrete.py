@@ -1,23 +1,25 @@
 """SAC for discrete actions (Christodoulou 2019, arXiv:1910.07207), with a learned temperature.
 
-Implementation details:
+An iteration is steps_per_iteration env steps and their updates.
+
+Details:
   - Twin critics; the target uses the smaller value.
   - The critics have an output per action: the losses sum over actions and sample none.
   - The temperature alpha is learned towards a target entropy, or fixed.
-  - Each batch updates the critics, the actor, alpha and the target critics, in this order.
-  - n-step returns, optional (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy;
-    the entropies of the steps before the last are left out.
-  - LayerNorm, optional (Nauman et al. 2024, arXiv:2403.00514).
-  - SimBa, optional: residual blocks (Lee et al. 2025, arXiv:2410.09754), without weight decay.
 
-Deviations:
+Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
   - Updates per env step never depend on num_envs; other settings raise ValueError.
   - `init` fills the buffer with learning_starts uniform-random transitions.
 
-Metrics, mean over the updates of an iteration unless stated otherwise:
-  episode_return, episode_length: mean over episodes that ended in the iteration; NaN if none
-  num_episodes: episodes that ended in the iteration
+Options, off by default:
+  - n_step (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy; the entropies of
+    the steps before the last are left out.
+  - layer_norm (arXiv:2403.00514); torso simba (arXiv:2410.09754) without weight decay.
+
+Metrics, means over the updates of an iteration unless stated otherwise:
+  episode_return, episode_length: means over the episodes that ended; NaN if none
+  num_episodes: number of these episodes
   critic_loss: squared error, summed over the two critics
   actor_loss: alpha * log-prob minus the smaller critic, in expectation over the policy's actions
   q_mean: mean of both critics for the actions in the batch
@@ -43,19 +45,19 @@ import optax
 from flax import struct
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
-from common.buffer import Buffer, add, draw_rows, init_buffer, read
+from common import normalization
+from common.buffer import Buffer, add, draw_rows, init_buffer, read, read_windows
 from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import scan_mean
-from common.normalization import init_statistics, normalize, update_statistics
 
 # -- Config ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Config:
-    """Float fields (NonNegative, Positive, Fraction) can be swept; the others are static."""
+    """Float fields can be swept in one compilation; any other change compiles anew."""
 
     env: str = "CartPole-v1"  # listed by python -m common.suites
     total_timesteps: int = 1_000_000  # env steps per seed, learning_starts included
@@ -71,14 +73,14 @@ class Config:
     critic_learning_rate: NonNegative = 3e-4  # Adam step size of the critics
     alpha_learning_rate: NonNegative = 3e-4  # Adam step size of log alpha; 0 fixes alpha
     alpha: Positive = 1.0  # temperature at the start
-    target_entropy: Fraction = 0.98  # target as a share of log(num_actions), the most; the paper's is 0.98
+    target_entropy: Fraction = 0.98  # share of the most, log(num_actions); the paper's is 0.98
     gamma: Fraction = 0.99  # discount
     n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual relu blocks; normalize_obs is RSNorm
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
 
     @property
     def cycle_steps(self) -> int:
@@ -106,24 +108,21 @@ class Config:
 class Torso(nn.Module):
     """Features of a vector."""
 
-    hidden_sizes: tuple[int, ...]
-    activation: str
-    layer_norm: bool
-    torso: str
+    config: Config
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        activation = getattr(nn, self.activation)
-        if self.torso == "simba":
+        activation = getattr(nn, self.config.activation)
+        if self.config.torso == "simba":
             he_normal = nn.initializers.he_normal()
-            x = nn.Dense(self.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
-            for size in self.hidden_sizes:
+            x = nn.Dense(self.config.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
+            for size in self.config.hidden_sizes:
                 hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
                 x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
             return nn.LayerNorm()(x)
-        for size in self.hidden_sizes:
+        for size in self.config.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
-            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
+            x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
         return x  # [..., hidden_sizes[-1]]
 
 
@@ -137,7 +136,8 @@ class Actor(nn.Module):
     def __call__(self, obs: jax.Array) -> distrax.Distribution:
         x = obs.astype(jnp.float32)
         x = self.torso()(x)
-        return distrax.Categorical(logits=nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x))
+        x = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x)  # [..., num_actions]
+        return distrax.Categorical(logits=x)
 
 
 class Critic(nn.Module):
@@ -153,8 +153,13 @@ class Critic(nn.Module):
         return nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(x)  # [..., num_actions]
 
 
-TwinCritic = nn.vmap(  # two critics that share nothing: params [2, ...], values [..., num_actions, 2]
-    Critic, in_axes=None, out_axes=-1, axis_size=2, variable_axes={"params": 0}, split_rngs={"params": True}
+TwinCritic = nn.vmap(  # two that share nothing: params [2, ...], values [..., num_actions, 2]
+    Critic,
+    in_axes=None,
+    out_axes=-1,
+    axis_size=2,
+    variable_axes={"params": 0},
+    split_rngs={"params": True},
 )
 
 
@@ -170,8 +175,8 @@ class Transition:
     reward: jax.Array  # [num_envs]
     terminated: jax.Array  # [num_envs] bool, no successor state
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
-    truncated: Any = None  # [num_envs] bool, cut by a time limit, if n_step > 1
-    discount: Any = None  # [batch_size] of the value of next_obs, in a batch if n_step > 1
+    truncated: jax.Array | None = None  # [num_envs] bool, cut by a time limit, if n_step > 1
+    discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch if n_step > 1
 
 
 @struct.dataclass
@@ -194,7 +199,7 @@ class State:
     env_state: Any  # [num_envs, ...]
     obs: jax.Array  # [num_envs, *obs_shape]
     key: jax.Array  # []
-    obs_statistics: Any  # RunningStatistics if normalize_obs, else None
+    obs_statistics: normalization.RunningStatistics | None  # if normalize_obs
 
 
 class Algorithm(NamedTuple):
@@ -215,7 +220,13 @@ def expectation(policy: distrax.Categorical, x: jax.Array) -> jax.Array:
 
 
 def make(config: Config) -> Algorithm:
-    """Build the pure functions of the algorithm for one lane.
+    """Build the pure functions of one lane:
+
+    step            one iteration: num_cycles times cycle
+      cycle         num_steps times explore, then learn
+        explore     choose actions, env_step (store the transitions)
+        learn       read all batches; with each of them: update
+          update    descend(critic), descend(actor), descend(log_alpha), move the targets
 
     Raises:
         ValueError: an invalid field, an unknown environment or an unsupported space.
@@ -224,21 +235,22 @@ def make(config: Config) -> Algorithm:
     check_replay(config)
     env = make_env(config.env)
     if not hasattr(env.action_space, "n"):
-        raise ValueError(f"{config.env} has continuous actions, not discrete ones; use sac.py, td3.py or ppo.py")
+        raise ValueError(f"{config.env} has continuous actions; use sac.py, td3.py or ppo.py")
     if len(env.obs_shape) != 1:
-        raise ValueError(f"{config.env} has observations of shape {env.obs_shape}, not vectors; use dqn.py or ppo.py")
+        raise ValueError(f"{config.env} has no vector observations but {env.obs_shape}; use dqn.py")
     num_actions = env.action_space.n
     max_entropy = np.float32(np.log(num_actions))  # that of the uniform policy
-    torso = partial(Torso, config.hidden_sizes, config.activation, config.layer_norm, config.torso)
+    torso = partial(Torso, config=config)
     actor, critic = Actor(num_actions, torso), TwinCritic(num_actions, torso)
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),
         "log_alpha": optax.adam(config.alpha_learning_rate),
     }
+    window = {"n_step": config.n_step, "num_envs": config.num_envs, "gamma": config.gamma}
+    read_batches = partial(read_windows, **window) if config.n_step > 1 else read
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
-    num_prefill_steps = config.learning_starts // config.num_envs
     rows_shape = num_cycles, config.cycle_updates, config.batch_size
 
     def init(key):
@@ -249,9 +261,10 @@ def make(config: Config) -> Algorithm:
             critic=critic.init(critic_key, obs),
             log_alpha=jnp.log(jnp.asarray(config.alpha, jnp.float32)),
         )
-        action, zero, false = jnp.int32(0), jnp.float32(0), jnp.bool_(False)
-        row = Transition(obs=obs[0], action=action, reward=zero, terminated=false, next_obs=obs[0])
-        row = row.replace(truncated=false) if config.n_step > 1 else row
+        action, zero, no = jnp.int32(0), jnp.float32(0), jnp.bool_(False)
+        row = Transition(obs=obs[0], action=action, reward=zero, terminated=no, next_obs=obs[0])
+        row = row.replace(truncated=no) if config.n_step > 1 else row
+        statistics = normalization.init_statistics(env.obs_shape)
         state = State(
             params=params,
             target_params=params.critic,
@@ -260,14 +273,14 @@ def make(config: Config) -> Algorithm:
             env_state=env_state,
             obs=obs,
             key=key,
-            obs_statistics=init_statistics(env.obs_shape) if config.normalize_obs else None,
+            obs_statistics=statistics if config.normalize_obs else None,
         )
-        shape = (num_prefill_steps, config.num_envs)
+        shape = config.learning_starts // config.num_envs, config.num_envs
         actions = jax.random.randint(action_key, shape, 0, num_actions)
         return jax.lax.scan(env_step, state, (actions, jax.random.split(env_key, shape)))[0]
 
     def preprocess(state, obs):
-        return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
     def act(state, obs, key=None):
         policy = actor.apply(state.params.actor, preprocess(state, obs))
@@ -281,34 +294,41 @@ def make(config: Config) -> Algorithm:
 
     def env_step(state, inputs):
         action, env_keys = inputs
-        obs, env_state, reward, terminated, truncated, info = env.step(env_keys, state.env_state, action)
-        next_obs = info["final_observation"]
-        transition = Transition(obs=state.obs, action=action, reward=reward, terminated=terminated, next_obs=next_obs)
-        if config.n_step > 1:
-            transition = transition.replace(truncated=truncated)
+        outcome = env.step(env_keys, state.env_state, action)
+        obs, env_state, reward, terminated, truncated, info = outcome
+        transition = Transition(
+            obs=state.obs,
+            action=action,
+            reward=reward,
+            terminated=terminated,
+            next_obs=info["final_observation"],
+            truncated=truncated if config.n_step > 1 else None,
+        )
         state = state.replace(buffer=add(state.buffer, transition), env_state=env_state, obs=obs)
         if config.normalize_obs:
-            statistics = update_statistics(state.obs_statistics, transition.obs)
+            statistics = normalization.update_statistics(state.obs_statistics, transition.obs)
             state = state.replace(obs_statistics=statistics)
         return state, None
 
     def explore(state, inputs):
         noise, env_keys = inputs
         policy = actor.apply(state.params.actor, preprocess(state, state.obs))
-        action = (policy.logits + noise).argmax(axis=-1)  # a sample of the policy, as noise is Gumbel's
+        action = (policy.logits + noise).argmax(axis=-1)  # Gumbel noise: a sample
         return env_step(state, (action, env_keys))
 
     def critic_loss(critic_params, state, batch):
         next_obs = preprocess(state, batch.next_obs)
         policy = actor.apply(state.params.actor, next_obs)
-        q_next = critic.apply(state.target_params, next_obs).min(axis=-1)  # [batch_size, num_actions]
-        next_value = expectation(policy, q_next - jnp.exp(state.params.log_alpha) * policy.logits)  # eq. 10
+        q_next = critic.apply(state.target_params, next_obs).min(axis=-1)
+        soft_q = q_next - jnp.exp(state.params.log_alpha) * policy.logits
+        next_value = expectation(policy, soft_q)  # [batch_size], eq. 10
         discount = config.gamma if config.n_step == 1 else batch.discount
         target = batch.reward + discount * jnp.where(batch.terminated, 0.0, next_value)
 
         obs = preprocess(state, batch.obs)
         q = critic.apply(critic_params, obs)  # [batch_size, num_actions, 2]
-        q = jnp.take_along_axis(q, batch.action[:, None, None], axis=1).squeeze(1)  # [batch_size, 2]
+        q = jnp.take_along_axis(q, batch.action[:, None, None], axis=1)  # [batch_size, 1, 2]
+        q = q.squeeze(1)
         loss = ((q - target[:, None]) ** 2).mean(axis=0).sum()  # each critic has its own mean
         return loss, {"critic_loss": loss, "q_mean": q.mean()}
 
@@ -316,7 +336,8 @@ def make(config: Config) -> Algorithm:
         obs = preprocess(state, batch.obs)
         policy = actor.apply(actor_params, obs)
         q = critic.apply(state.params.critic, obs).min(axis=-1)  # [batch_size, num_actions]
-        loss = expectation(policy, jnp.exp(state.params.log_alpha) * policy.logits - q).mean()  # eq. 12
+        minus_soft_q = jnp.exp(state.params.log_alpha) * policy.logits - q
+        loss = expectation(policy, minus_soft_q).mean()  # eq. 12
         return loss, {"actor_loss": loss, "entropy": policy.entropy().mean()}
 
     def alpha_loss(log_alpha, state, entropy):
@@ -335,11 +356,11 @@ def make(config: Config) -> Algorithm:
         state, critic_metrics = descend(state, "critic", critic_loss, batch)
         state, actor_metrics = descend(state, "actor", actor_loss, batch)
         state, alpha_metrics = descend(state, "log_alpha", alpha_loss, actor_metrics["entropy"])
-        target_params = optax.incremental_update(state.params.critic, state.target_params, config.tau)
-        return state.replace(target_params=target_params), critic_metrics | actor_metrics | alpha_metrics
+        target = optax.incremental_update(state.params.critic, state.target_params, config.tau)
+        return state.replace(target_params=target), critic_metrics | actor_metrics | alpha_metrics
 
     def learn(state, rows):
-        batches = read(state.buffer, rows, config.n_step, config.num_envs, config.gamma)
+        batches = read_batches(state.buffer, rows)
         return scan_mean(update, state, batches)
 
     def cycle(state, inputs):
