@@ -250,7 +250,7 @@ def make(config: Config) -> Algorithm:
     config = validate(config)
     minibatch_size, rest = divmod(config.steps_per_iteration, config.num_minibatches)
     if rest:
-        raise ValueError(f"num_minibatches must divide {config.steps_per_iteration} steps of a rollout")
+        raise ValueError(f"num_minibatches must divide the {config.steps_per_iteration} env steps")
     env = make_env(config.env)
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]
