@@ -248,9 +248,10 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
-    minibatch_size, rest = divmod(config.steps_per_iteration, config.num_minibatches)
+    num_rows = config.steps_per_iteration  # of a rollout, num_envs * num_steps
+    minibatch_size, rest = divmod(num_rows, config.num_minibatches)
     if rest:
-        raise ValueError(f"num_minibatches must divide the {config.steps_per_iteration} env steps")
+        raise ValueError(f"num_minibatches = {config.num_minibatches} must divide {num_rows} rows")
     env = make_env(config.env)
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]
@@ -371,8 +372,7 @@ def make(config: Config) -> Algorithm:
         # Update with shuffled minibatches.
         key, shuffle_key = jax.random.split(state.key)
         epoch_keys = jax.random.split(shuffle_key, config.num_epochs)
-        rows = jax.vmap(shuffle, in_axes=(0, None))(epoch_keys, config.steps_per_iteration)
-        rows = rows.reshape(-1, minibatch_size)  # one minibatch per update
+        rows = jax.vmap(shuffle, (0, None))(epoch_keys, num_rows).reshape(-1, minibatch_size)
         carry = state.replace(key=key), jnp.bool_(True)
         (state, _), (metrics, is_update) = jax.lax.scan(partial(update_or_stop, batch), carry, rows)
 

@@ -246,7 +246,7 @@ def make(config: Config) -> Algorithm:
     if hasattr(env.action_space, "n"):
         raise ValueError(f"{config.env} has discrete actions, not continuous; use dqn.py or ppo.py")
     if len(env.obs_shape) != 1:
-        raise ValueError(f"{config.env} has no vector observations but {env.obs_shape}; use ppo.py")
+        raise ValueError(f"{config.env} has observations {env.obs_shape}, not vectors; use ppo.py")
     action_dim = env.action_space.shape[0]
     torso = partial(Torso, config=config)
     actor, critic = Actor(action_dim, torso), TwinCritic(torso)

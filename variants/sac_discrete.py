@@ -237,7 +237,7 @@ def make(config: Config) -> Algorithm:
     if not hasattr(env.action_space, "n"):
         raise ValueError(f"{config.env} has continuous actions; use sac.py, td3.py or ppo.py")
     if len(env.obs_shape) != 1:
-        raise ValueError(f"{config.env} has no vector observations but {env.obs_shape}; use dqn.py")
+        raise ValueError(f"{config.env} has observations {env.obs_shape}, not vectors; use dqn.py")
     num_actions = env.action_space.n
     max_entropy = np.float32(np.log(num_actions))  # that of the uniform policy
     torso = partial(Torso, config=config)
