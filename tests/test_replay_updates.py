@@ -71,7 +71,7 @@ def rank_promotion(compilations):
         yield
 
 
-def newest(buffer, rows, n_step=1, *_):
+def newest(buffer, rows, n_step=1, **_):
     """In place of the rows that were drawn, those written last, backwards; with n_step > 1 a discount for each."""
     batch = read(buffer, (buffer.count - 1 - jnp.arange(rows.size).reshape(rows.shape)) % buffer.capacity)
     return batch if n_step == 1 else batch.replace(discount=jnp.cos(batch.reward) ** 2)
@@ -300,10 +300,11 @@ def test_iterations_equal_numpy(case, monkeypatch):
     config = CASES[case]
     script = type(config).__module__
     module = importlib.import_module(script)
+    monkeypatch.setattr(module, "read", newest)
+    monkeypatch.setattr(module, "read_windows", newest)
     algorithm = module.make(config)
     state = jax.jit(algorithm.init)(jax.random.key(1))
     reference = REFERENCES[script](config, state)
-    monkeypatch.setattr(module, "read", newest)
     monkeypatch.setattr(jax.random, "normal", known_noise)
     step, act, value = jax.jit(algorithm.step), jax.jit(algorithm.act), jax.jit(algorithm.value)
     for iteration in range(NUM_ITERATIONS):
