@@ -1058,7 +1058,21 @@ ALONE = {"WANDB_API_KEY": None, "WANDB_MODE": None, "https_proxy": "http://127.0
 
 def wandb_runs(directory):
     """What each offline run below a folder holds, as bytes; the names and values stand in it as they are."""
-    return sorted(path.read_bytes() for path in directory.glob("wandb/offline-run-*/run-*.wandb"))
+    return sorted(unframed(path.read_bytes()) for path in directory.glob("wandb/offline-run-*/run-*.wandb"))
+
+
+def unframed(content):
+    """The records of LevelDB's log format, joined; those that reach into the next block of 32 KiB are in pieces."""
+    data, start = b"", 7  # behind wandb's own header
+    while start < len(content):
+        room = 2**15 - start % 2**15
+        if room < 7:  # too little for the header of a piece: checksum, length, kind
+            start += room
+            continue
+        length = int.from_bytes(content[start + 4 : start + 6], "little")
+        data += content[start + 7 : start + 7 + length]
+        start += 7 + length
+    return data
 
 
 def logged(run, name):
