@@ -1,5 +1,6 @@
 """The command line of a script, from sys.argv to the files of the run."""
 
+import dataclasses
 import os
 import secrets
 import signal
@@ -10,6 +11,7 @@ from typing import Any, NoReturn
 
 import jax
 
+from common.suites import short_name
 from runner.ask.cli import check_not_swept, check_unchanged, fail, find_preset, look_ahead, parse
 from runner.ask.options import PRECISIONS, Options
 from runner.ask.sweep import count_settings, make_settings, read_axes
@@ -126,7 +128,8 @@ def ask(script: str, config_class: type) -> tuple[Any, Options, Record | None]:
     record = read_record(Path(resume))
     if record.algorithm != Path(script).stem:
         raise ValueError(f"{resume} is a run of {record.algorithm}.py, not of {Path(script).name}")
-    saved = read_config(record, config_class, to_resume=True), read_options(record)
+    config = read_config(record, config_class, to_resume=True)
+    saved = dataclasses.replace(config, env=short_name(config.env)), read_options(record)
     given = parse(script, *saved, resume)
     check_unchanged(resume, saved, given)
     return *given, record

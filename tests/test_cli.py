@@ -124,6 +124,14 @@ def test_options_of_an_environment_keep_its_preset(script):
         assert config == dataclasses.replace(preset, env=f"{env}:max_episode_steps=7")
 
 
+def test_the_suite_gymnax_may_be_named(script):
+    for env, preset in presets(script).items():
+        if "/" not in env:
+            assert parsed(script, "--env", f"gymnax/{env}")[0] == preset
+            config, _ = parsed(script, "--env", f"gymnax/{env}:max_episode_steps=7")
+            assert config == dataclasses.replace(preset, env=f"{env}:max_episode_steps=7")
+
+
 def test_presets_name_their_environment_and_differ_from_the_defaults(script):
     module = importlib.import_module(script)
     for env, preset in presets(script).items():

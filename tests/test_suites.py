@@ -2,6 +2,8 @@
 
 import dataclasses
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -9,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments import spaces
-from helpers import capture, rank_promotion
+from helpers import ROOT, capture, rank_promotion
 
 from common.environment import Environment, EnvState, make_env
 from common.suites import Suite, suites
@@ -79,7 +81,8 @@ def native(suite):
     import xminigrid
 
     env, params = xminigrid.make(name)
-    read = lambda timestep: (timestep.observation, timestep, timestep.reward, timestep.last())  # noqa: E731
+    params = params.replace(max_steps=40)  # on which rewards depend; only success is rewarded
+    read = lambda timestep: (timestep.observation, timestep, timestep.reward, timestep.reward > 0)  # noqa: E731
     return (
         lambda key: read(env.reset(params, key))[:2],
         lambda key, state, action: read(env.step(params, state, action)),
@@ -317,16 +320,38 @@ def test_every_suite_fills_in_the_contract(name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere/ant", r"unknown suite 'nowhere' in 'nowhere/ant'; the suites are brax, craftax, gymnax, navix, pgx"),
+        ("nowhere/ant", r"unknown environment 'nowhere/ant': there is no suite 'nowhere', only brax, craftax, gymnax"),
+        ("/CartPole-v1", r"unknown environment '/CartPole-v1': there is no suite '', only brax"),
+        ("../x/CartPole-v1", r"unknown environment '../x/CartPole-v1': there is no suite '../x', only brax"),
+        ("xyz", r"unknown environment 'xyz'; python -m common.suites gymnax lists them$"),
         ("gymnax/CartPole", r"unknown environment 'gymnax/CartPole'; did you mean gymnax/CartPole-v1\?"),
         ("CartPol", r"unknown environment 'CartPol'; did you mean CartPole-v1\?"),
         ("CartPole-v1:limit", r"options of CartPole-v1 are written CartPole-v1:name=value,name=value, not 'limit'"),
-        ("CartPole-v1:size=8", r"CartPole-v1:size=8 cannot be made here: .*size"),
-        (
-            "CartPole-v1:max_episode_steps=0",
-            r"max_episode_steps of CartPole-v1 must be an integer of at least 1, not 0",
+        ("CartPole-v1:size=8", r"CartPole-v1 has no option size; it has force_mag, gravity, .*reset_period"),
+        ("CartPole-v1:gravity=1,gravity=2", r"CartPole-v1 has its option gravity twice$"),
+        *(
+            (f"CartPole-v1:gravity={text}", f"gravity of CartPole-v1 must be a finite number, not {text}$")
+            for text in ("abc", "nan", "inf", "1e39", "True")
         ),
-        ("CartPole-v1:reset_period=x", r"reset_period of CartPole-v1 must be an integer of at least 0, not x"),
+        *(
+            (f"{env}:{key}={text}", rf"{key} of {env} must be an integer of {least} to 2147483647, not {text}$")
+            for env, key, text, least in [
+                ("CartPole-v1", "max_episode_steps", "0", 1),
+                ("CartPole-v1", "max_episode_steps", "99999999999", 1),
+                ("CartPole-v1", "max_steps_in_episode", "0", 1),
+                ("CartPole-v1", "max_steps_in_episode", "2.5", 1),
+                ("BernoulliBandit-misc", "max_steps_in_episode", "0.5", 1),
+                ("CartPole-v1", "reset_period", "x", 0),
+                ("CartPole-v1", "reset_period", "-1", 0),
+                ("DeepSea-bsuite", "size", "0", 1),
+                ("UmbrellaChain-bsuite", "n_distractor", "-1", 0),
+            ]
+        ),
+        ("DeepSea-bsuite:size=1000000", r"size of DeepSea-bsuite must be at most 10000, not 1000000$"),
+        ("FourRooms-misc:use_visual_obs=1", r"use_visual_obs of FourRooms-misc must be True or False, not 1$"),
+        ("Acrobot-v1:available_torque=3", r"available_torque of Acrobot-v1 must be left out: only numbers, text, "),
+        ("MetaMaze-misc:maze_size=4", r"MetaMaze-misc:maze_size=4 cannot be made with these options: AssertionError"),
+        ("FrozenLake-misc:map_name=9x9", r"map_name must be"),
     ],
 )
 def test_a_name_that_is_wrong_is_refused_in_one_line(name, message):
@@ -340,7 +365,48 @@ def test_options_reach_the_environment_its_parameters_and_the_limit():
     assert make_env("DeepSea-bsuite:size=5").obs_shape == (5, 5)
     assert make_env("CartPole-v1:gravity=1.5").suite.params.gravity == 1.5
     assert make_env("CartPole-v1:max_episode_steps=7").max_episode_steps == 7
+    assert make_env("CartPole-v1:max_episode_steps=1e3").max_episode_steps == 1000
     assert make_env("CartPole-v1:reset_period=7").reset_period == 7
+    assert make_env("UmbrellaChain-bsuite:n_distractor=0").obs_shape == (3,)
+    assert make_env("FourRooms-misc:use_visual_obs=True").obs_shape == (13, 13, 2)
+    assert make_env("FrozenLake-misc:map_name=8x8").obs_shape == (64,)
+    assert make_env("gymnax/CartPole-v1:gravity=1.5").suite.params.gravity == 1.5
+
+
+@pytest.mark.parametrize("limit", [40, 1000])
+def test_a_reward_that_falls_with_time_falls_by_the_limit_that_is_set(limit):
+    """XLand-MiniGrid pays 1 - 0.9 steps / limit, also where the limit is above the suite's own, here 100."""
+    pytest.importorskip("xminigrid")
+    env = make_env(f"xminigrid/MiniGrid-Empty-5x5:max_episode_steps={limit}")
+    num_envs, num_steps = 8, 1500
+    _, env_state = env.reset(jax.random.split(jax.random.key(0), num_envs))
+
+    def step(env_state, key):
+        action_key, key = jax.random.split(key)
+        action = jax.random.randint(action_key, (num_envs,), 0, env.action_space.n)
+        _, env_state, reward, terminated, _, info = env.step(jax.random.split(key, num_envs), env_state, action)
+        return env_state, (reward, terminated, info["returned_episode_lengths"])
+
+    keys = jax.random.split(jax.random.key(1), num_steps)
+    _, (reward, terminated, length) = jax.jit(lambda: jax.lax.scan(step, env_state, keys))()
+    assert length[terminated].max() > min(limit // 2, 100), "no success was late enough to tell"
+    np.testing.assert_allclose(reward, np.where(terminated, 1 - 0.9 * length / limit, 0), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit_of"),
+    [
+        ("PointRobot-misc", lambda suite: suite.params.max_steps_in_episode),
+        ("navix/Navix-Empty-5x5-v0", lambda suite: suite.env.max_steps),
+        ("playground/CartpoleBalance", lambda suite: suite.env._config.episode_length),
+    ],
+)
+def test_a_suite_whose_observations_or_rewards_may_depend_on_the_limit_is_told_it(name, limit_of):
+    pytest.importorskip({"playground": "mujoco_playground", "navix": "navix"}.get(name.partition("/")[0], "gymnax"))
+    env = make_env(f"{name}:max_episode_steps=1234")
+    assert (env.max_episode_steps, limit_of(env.suite)) == (1234, 1234)
+    if name.startswith("playground"):
+        assert env.reset_period == 1234, "every episode lasts to the limit"
 
 
 @pytest.mark.parametrize("suite", sorted(SMALL.keys() - {"gymnax"}))
@@ -365,10 +431,30 @@ def test_all_names_can_be_listed(monkeypatch):
     assert "gymnax, " in result.stdout
     assert "\n  CartPole-v1\n" in result.stdout
     result = capture(listing.main, "environments", "gymnax")
-    row = next(line for line in result.stdout.splitlines() if line.startswith("  Pendulum-v1 "))
-    assert row.split() == ["Pendulum-v1", "1", "continuous", "3", "float32", "200", "steps", "ppo", "sac", "td3"]
+    assert "Options are fields" in result.stdout
+    assert "\n  CartPole-v1\n" in result.stdout
+    result = capture(listing.main, "environments", "Pendulum-v1", "CartPole-v1:max_episode_steps=7")
+    first, second = (line.split() for line in result.stdout.splitlines())
+    assert first == ["Pendulum-v1", "1", "continuous", "3", "float32", "200", "steps", "ppo", "sac", "td3"]
+    assert second[1:] == ["2", "actions", "4", "float32", "7", "steps", "ppo", "dqn"]
     result = capture(listing.main, "environments", "nowhere")
-    assert (result.status, result.stderr) == (2, "error: unknown suite nowhere; the suites are gymnax\n")
+    message = "error: unknown environment 'nowhere'; python -m common.suites gymnax lists them\n"
+    assert (result.status, result.stderr) == (2, message)
+    assert "suite (gymnax) or environment" in capture(listing.main, "environments", "--help").stdout
+
+
+@pytest.mark.parametrize("suite", suites())
+def test_a_list_makes_no_environment(suite, monkeypatch):
+    module = importlib.import_module(f"common.suites.{suite}")
+    monkeypatch.setattr(module, "names", lambda: ["first", "second"])
+    monkeypatch.setattr(listing, "make_env", lambda name: pytest.fail(f"{name} was made"))
+    assert "2 environments:\n" in capture(listing.main, "environments", suite).stdout
+
+
+def test_a_list_ends_in_silence_where_its_reader_does():
+    command = f"{sys.executable} -m common.suites gymnax | head -1"
+    result = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert (result.stdout.count("\n"), result.stderr) == (1, "")
 
 
 # -- Pictures ----------------------------------------------------------------------------------------------------------

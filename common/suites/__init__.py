@@ -4,10 +4,10 @@ A module has `REQUIREMENT`, for pip; `names()`, the environments that it knows; 
 Suite below.
 """
 
-import ast
 import difflib
 import importlib
 import inspect
+import math
 import pkgutil
 from abc import abstractmethod
 from collections.abc import Callable
@@ -16,11 +16,15 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-LIMITS = {"max_episode_steps": 1, "reset_period": 0}  # options of every suite and their least values
+LIMITS = {"max_episode_steps": 1, "reset_period": 0}  # options of every suite, as in Suite.options
+MAX_INTEGER = 2**31 - 1  # of an option: an int32
 
 
 class Suite(Protocol):
     """One environment of a suite. `common.environment.Environment` makes copies, counts time and starts new episodes.
+
+    Made from the environment's name and its options. Where rewards or observations depend on the time limit, it takes
+    the option `max_episode_steps` itself and hands it on; elsewhere only `Environment` knows of it.
 
     Attributes:
         action_space: a gymnax `Discrete`, or a bounded `Box` of rank 1.
@@ -34,6 +38,11 @@ class Suite(Protocol):
     max_episode_steps: int | None
     reset_period: int | None
     is_small: bool = False
+
+    @classmethod
+    def options(cls, name: str) -> dict[str, Any]:
+        """Options of an environment with their defaults, which say their types: the arguments of this class."""
+        return arguments(cls)
 
     @abstractmethod
     def reset(self, key: jax.Array) -> tuple[jax.Array, Any]:
@@ -63,34 +72,50 @@ def suites() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "__main__")
 
 
+def short_name(name: str) -> str:
+    """The name that presets and folders use, without the suite gymnax: `gymnax/CartPole-v1` -> `CartPole-v1`."""
+    return name.removeprefix("gymnax/")
+
+
 def make_suite(name: str) -> tuple[Suite, dict[str, int]]:
-    """Make one environment of a suite by the name that `make_env` takes, and read the LIMITS that the name sets.
+    """Make one environment of a suite by the name that `make_env` takes, and read those LIMITS that it does not take.
 
     Raises:
         ValueError: what is wrong with the name or with this installation, in one line.
     """
     path, _, text = name.partition(":")
-    suite, _, env = path.rpartition("/")
-    suite = suite or "gymnax"
+    suite, slash, env = path.rpartition("/")
+    suite = suite if slash else "gymnax"
     if suite not in suites():
-        raise ValueError(f"unknown suite {suite!r} in {name!r}; the suites are {', '.join(suites())}")
-    module, options = importlib.import_module(f"{__name__}.{suite}"), _read_options(path, text)
-    limits = {key: options.pop(key) for key in LIMITS if key in options}
+        raise ValueError(f"unknown environment {path!r}: there is no suite {suite!r}, only {', '.join(suites())}")
+    module = importlib.import_module(f"{__name__}.{suite}")
     try:
         names = module.names()
         if env not in names:
-            near = difflib.get_close_matches(env, names, n=3) or names
-            near = [path.removesuffix(env) + name for name in near]
-            raise ValueError(f"unknown environment {path!r}; did you mean {' or '.join(near)}?")
-        inspect.signature(module.Suite).bind(env, **options)
+            near = [path.removesuffix(env) + name for name in difflib.get_close_matches(env, names, n=3)]
+            hint = f"did you mean {' or '.join(near)}?" if near else f"python -m common.suites {suite} lists them"
+            raise ValueError(f"unknown environment {path!r}; {hint}")
+        options = _read_options(path, text, module.Suite.options(env) | LIMITS) if text else {}
+        taken = inspect.signature(module.Suite).parameters
+        limits = {key: options.pop(key) for key in LIMITS if key in options and key not in taken}
         made = module.Suite(env, **options)
     except ModuleNotFoundError as error:
         package = module.REQUIREMENT.partition("==")[0]
         raise ValueError(f"{path} needs {package}: pip install {module.REQUIREMENT} ({error})") from error
-    except (OSError, ImportError, TypeError) as error:
+    except (OSError, ImportError) as error:
         raise ValueError(f"{name} cannot be made here: {error}") from error
+    except Exception as error:  # environments raise a wide variety where options do not fit them
+        if isinstance(error, ValueError) or not text:
+            raise
+        raise ValueError(f"{name} cannot be made with these options: {error!r}".splitlines()[0]) from error
     _check_actions(name, made.action_space)
     return made, limits
+
+
+def arguments(maker: Callable) -> dict[str, Any]:
+    """The arguments of a function or a class that have a default, with it."""
+    parameters = inspect.signature(maker).parameters.values()
+    return {x.name: x.default for x in parameters if x.default is not x.empty}
 
 
 def write_gif(frames: list[Any], path: str) -> None:
@@ -114,17 +139,43 @@ def _check_actions(name: str, space: Any) -> None:
         raise ValueError(f"{name} has the unbounded action space {space}; give its Box finite bounds")
 
 
-def _read_options(path: str, text: str) -> dict[str, Any]:
-    """`size=8,name=x` -> {"size": 8, "name": "x"}."""
+def _read_options(path: str, text: str, defaults: dict[str, Any]) -> dict[str, Any]:
+    """`size=8,name=x` -> {"size": 8, "name": "x"}; each value has the type of its default."""
     options = {}
-    for pair in text.split(",") if text else []:
+    for pair in text.split(","):
         key, equals, value = pair.partition("=")
         if not (key and equals and value):
             raise ValueError(f"options of {path} are written {path}:name=value,name=value, not {text!r}")
+        if key not in defaults:
+            raise ValueError(f"{path} has no option {key}; it has {', '.join(sorted(defaults))}")
+        if key in options:
+            raise ValueError(f"{path} has its option {key} twice")
         try:
-            options[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            options[key] = value
-        if key in LIMITS and not (type(options[key]) is int and options[key] >= LIMITS[key]):
-            raise ValueError(f"{key} of {path} must be an integer of at least {LIMITS[key]}, not {value}")
+            options[key] = _read_value(value, defaults[key])
+        except ValueError as error:
+            raise ValueError(f"{key} of {path} must be {error}, not {value}") from None
     return options
+
+
+def _read_value(text: str, default: Any) -> Any:
+    """Read text as a value of the type of `default`. Raises ValueError: what it must be."""
+    if isinstance(default, bool):
+        if text not in ("True", "False"):
+            raise ValueError("True or False")
+        return text == "True"
+    if isinstance(default, str):
+        return text
+    if not isinstance(default, int | float):
+        raise ValueError("left out: only numbers, text, True and False can be written in a name")
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if isinstance(default, float):
+        if not abs(number) <= np.finfo(np.float32).max:
+            raise ValueError("a finite number")
+        return number
+    least = min(default, 1)  # a size or a number of steps is not 0 unless its default is
+    if not (least <= number <= MAX_INTEGER and number.is_integer()):
+        raise ValueError(f"an integer of {least} to {MAX_INTEGER}")
+    return int(number)

@@ -1,6 +1,8 @@
-"""List environments: python -m common.suites (every suite), or python -m common.suites brax navix"""
+"""List environments: python -m common.suites; of a suite: python -m common.suites brax; describe one: ... brax/ant"""
 
+import argparse
 import importlib
+import signal
 import sys
 
 import common  # noqa: F401  # before gymnax
@@ -9,11 +11,12 @@ from common.suites import suites
 
 
 def describe(name: str) -> str:
-    """One line: actions, observations, time limit, and the scripts that take the environment."""
-    try:
-        env = make_env(name)
-    except Exception as error:  # of whatever kind a suite raises
-        return str(error).splitlines()[0]
+    """One line: actions, observations, time limit, and the scripts that take the environment.
+
+    Raises:
+        ValueError: it cannot be made.
+    """
+    env = make_env(name)
     is_discrete = hasattr(env.action_space, "n")
     actions = f"{env.action_space.n} actions" if is_discrete else f"{env.action_space.shape[0]} continuous"
     shape = "x".join(map(str, env.obs_shape)) or "scalar"
@@ -22,25 +25,39 @@ def describe(name: str) -> str:
     return f"{actions:15} {f'{shape} {env.obs_dtype}':20} {limit:14} {scripts}"
 
 
+def list_suite(suite: str, is_described: bool) -> None:
+    """Print the names of a suite's environments, none of which is made; before them what its module says of it."""
+    module = importlib.import_module(f"common.suites.{suite}")
+    if is_described:
+        print(f"{module.__doc__.strip()}\n")
+    try:
+        names = module.names()
+    except ImportError:
+        print(f"{suite}: not installed, pip install {module.REQUIREMENT}")
+        return
+    print(f"{suite}, {len(names)} environments:")
+    for name in names:
+        print(f"  {name if suite == 'gymnax' else f'{suite}/{name}'}")
+
+
 def main() -> None:
-    """Print the names of all environments; of the suites that are asked for, also a description of each."""
-    chosen = sys.argv[1:]
-    unknown = sorted(set(chosen) - set(suites()))
-    if unknown:
-        print(f"error: unknown suite {', '.join(unknown)}; the suites are {', '.join(suites())}", file=sys.stderr)
-        raise SystemExit(2)
-    for suite in chosen or suites():
-        module = importlib.import_module(f"common.suites.{suite}")
-        try:
-            names = module.names()
-        except ImportError:
-            print(f"{suite}: not installed, pip install {module.REQUIREMENT}")
+    """List the environments of all suites or of those that are asked for, and describe those that are asked for."""
+    parser = argparse.ArgumentParser(prog="python -m common.suites", description="List environments.")
+    known = ", ".join(suites())
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"suite ({known}) or environment; none: all suites")
+    chosen = parser.parse_args().names
+    for name in chosen or suites():
+        if name in suites():
+            list_suite(name, is_described=bool(chosen))
             continue
-        print(f"{suite}, {len(names)} environments:")
-        names = [name if suite == "gymnax" else f"{suite}/{name}" for name in names]
-        for name in names:
-            print(f"  {name:40} {describe(name)}" if chosen else f"  {name}", flush=True)
+        try:
+            print(f"{name:40} {describe(name)}", flush=True)
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it in silence, as it ends ls
     main()

@@ -1,4 +1,6 @@
-"""Brax (Freeman et al. 2021, arXiv:2106.13281): `--env brax/ant`, or a faster physics, `brax/ant:backend=spring`.
+"""Brax (Freeman et al. 2021, arXiv:2106.13281), continuous actions: `--env brax/ant`.
+
+With `brax/ant:backend=spring` or `positional` the physics is faster than with `generalized`, the default.
 
 Brax' own wrappers are not used: they merge the time limit into `done`, drop the last observation and begin every
 episode as the first one.

@@ -1,4 +1,4 @@
-"""Craftax (Matthews et al. 2024, arXiv:2402.16801): `--env craftax/Craftax-Symbolic-v1`."""
+"""Craftax (Matthews et al. 2024, arXiv:2402.16801), discrete actions: `--env craftax/Craftax-Symbolic-v1`."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""gymnax (Lange 2022), small and fast environments: `--env CartPole-v1`, without the name of the suite.
+"""gymnax (Lange 2022), small and fast environments, discrete and continuous actions: `--env CartPole-v1`.
 
 Options are fields of the environment's parameters or arguments of its class: `DeepSea-bsuite:size=20`.
 """
@@ -15,6 +15,8 @@ from gymnax.environments.environment import Environment
 from common import suites
 
 REQUIREMENT = "gymnax==1.0.1"
+LIMIT = "max_steps_in_episode"  # gymnax' name of max_episode_steps
+MAX_ARGUMENT = 10_000  # integers of a class are sizes: DeepSea makes arrays of the square of its own
 # gymnax draws these itself, and classic control with Gymnasium.
 DRAWABLE = (
     *(f"{game}-MinAtar" for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")),
@@ -32,23 +34,39 @@ class Suite(suites.Suite):
 
     reset_period, is_small = 0, True
 
-    def __init__(self, name: str, **options: Any):
+    @classmethod
+    def options(cls, name: str) -> dict[str, Any]:
+        """Arguments of the environment's class, and fields of its parameters."""
+        env, params = gymnax.make(name)
+        fields = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+        fields |= {LIMIT: int(fields[LIMIT])} if LIMIT in fields else {}
+        return suites.arguments(type(env)) | fields
+
+    def __init__(self, name: str, max_episode_steps: int | None = None, **options: Any):
         env, params = gymnax.make(name)
         if type(env).step is not Environment.step and name != "DeepSea-bsuite":
             raise ValueError(
                 f"{name} has a `step` of its own; give it `step_env` and `reset_env` instead, as gymnax does"
             )
-        fields = {field.name for field in dataclasses.fields(params)} & options.keys()
-        arguments = {key: x for key, x in options.items() if key not in fields}
-        if arguments:
-            env, params = gymnax.make(name, **arguments)
-        self.name, self.env = name, env
-        self.params = params.replace(**{key: options[key] for key in fields})
+        fields = {field.name for field in dataclasses.fields(params)}
+        sizes = {key: x for key, x in options.items() if key not in fields}
+        for key, size in sizes.items():
+            if type(size) is int and size > MAX_ARGUMENT:
+                raise ValueError(f"{key} of {name} must be at most {MAX_ARGUMENT}, not {size}")
+        if sizes:
+            env, params = gymnax.make(name, **sizes)
+        params = params.replace(**{key: x for key, x in options.items() if key in fields})
+        if max_episode_steps is not None and LIMIT in fields:  # some observations have the share of time that is left
+            params = params.replace(**{LIMIT: max_episode_steps})
+        self.name, self.env, self.params = name, env, params
         self.action_space = self.env.action_space(self.params)
         self.num_observations = getattr(self.env.observation_space(self.params), "n", None)  # of a Discrete space
-        limit = getattr(self.params, "max_steps_in_episode", None)
+        limit = getattr(self.params, LIMIT, max_episode_steps)
         self.max_episode_steps = None if limit is None else int(limit)
         self.has_own_rule = type(self.env).is_truncated is not Environment.is_truncated
+        if options:  # an error of theirs belongs here
+            key = jax.eval_shape(jax.random.key, 0)
+            jax.eval_shape(lambda key: self.step(key, self.reset(key)[1], self.action_space.sample(key)), key)
 
     def _convert(self, obs: jax.Array) -> jax.Array:
         if self.num_observations is None:

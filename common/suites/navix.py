@@ -1,4 +1,4 @@
-"""Navix (Pignatelli et al. 2024, arXiv:2407.19396), MiniGrid in JAX: `--env navix/Navix-DoorKey-8x8-v0`.
+"""Navix (Pignatelli et al. 2024, arXiv:2407.19396), MiniGrid, discrete actions: `--env navix/Navix-DoorKey-8x8-v0`.
 
 An observation is the whole grid, [height, width, 3] symbols (kind, colour, state) as float32.
 """
@@ -25,11 +25,12 @@ class Suite(suites.Suite):
 
     reset_period = 16  # a new grid takes as long as 12 to 17 steps
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, max_episode_steps: int | None = None):
         import navix
         from gymnax.environments import spaces
 
-        self.env = navix.make(name)
+        # Some rewards fall with time, to 0.1 at the limit.
+        self.env = navix.make(name, **({"max_steps": max_episode_steps} if max_episode_steps else {}))
         self.max_episode_steps = int(self.env.max_steps)
         self.action_space = spaces.Discrete(len(self.env.action_set))
 

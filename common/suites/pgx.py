@@ -1,6 +1,7 @@
-"""Pgx (Koyamada et al. 2023, arXiv:2303.17503), games for one player: `--env pgx/minatar-breakout`.
+"""Pgx (Koyamada et al. 2023, arXiv:2303.17503), games for one player, discrete actions: `--env pgx/minatar-breakout`.
 
-Its MinAtar has the original game's sticky actions; gymnax' has not.
+Its MinAtar has the original game's sticky actions; gymnax' has not. An illegal move of 2048 ends the game with a
+reward of -1: the scripts do not mask actions.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""MuJoCo Playground (Zakka et al. 2025, arXiv:2502.08844): `--env playground/CheetahRun`.
+"""MuJoCo Playground (Zakka et al. 2025, arXiv:2502.08844), continuous actions: `--env playground/CheetahRun`.
 
 Locomotion and manipulation environments download their models when they are first made. If they return a dict of
 observations, the scripts get its entry `state`, which the suite's own policies see.
@@ -29,19 +29,22 @@ class Suite(suites.Suite):
     `physics_failed` is the share of episodes that ended so.
     """
 
-    def __init__(self, name: str, impl: str = "jax"):
+    def __init__(self, name: str, impl: str = "jax", max_episode_steps: int | None = None):
         import mujoco
         from gymnax.environments import spaces
         from mujoco_playground import dm_control_suite, registry
 
         mujoco.set_mju_user_warning(lambda message: None)  # else it writes MUJOCO_LOG.TXT into this folder
         config = registry.get_default_config(name)
+        self.repeat = int(config.action_repeat)
+        overrides = {"impl": impl}
+        if max_episode_steps:  # some observations have the share of time that is left
+            overrides["episode_length"] = max_episode_steps * self.repeat
         try:
-            self.env = registry.load(name, config_overrides={"impl": impl})
+            self.env = registry.load(name, config_overrides=overrides)
         except subprocess.CalledProcessError as error:
             raise OSError("its models are downloaded from github.com, which failed") from error
-        self.repeat = int(config.action_repeat)
-        self.max_episode_steps = int(config.episode_length) // self.repeat
+        self.max_episode_steps = max_episode_steps or int(config.episode_length) // self.repeat
         # The resets of some of these simulate 200 steps; only the limit ends an episode of the control suite.
         self.reset_period = None if name in dm_control_suite.ALL_ENVS else 64
         self.action_space = spaces.Box(-1.0, 1.0, (self.env.action_size,))

@@ -1,4 +1,4 @@
-"""XLand-MiniGrid (Nikulin et al. 2024, arXiv:2312.12044): `--env xminigrid/MiniGrid-DoorKey-8x8`.
+"""XLand-MiniGrid (Nikulin et al. 2024, arXiv:2312.12044), discrete actions: `--env xminigrid/MiniGrid-DoorKey-8x8`.
 
 An observation is what the agent sees, [height, width, tiles + colours], of which each cell is two one-hot vectors.
 """
@@ -25,12 +25,14 @@ class Suite(suites.Suite):
 
     reset_period = 16  # a new grid takes as long as 2 to 4 steps
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, max_episode_steps: int | None = None):
         import xminigrid
         from gymnax.environments import spaces
         from xminigrid.core.constants import NUM_COLORS, NUM_TILES
 
         self.env, self.params = xminigrid.make(name)
+        if max_episode_steps:  # the reward falls with time, to 0.1 at the limit
+            self.params = self.params.replace(max_steps=max_episode_steps)
         self.sizes = (NUM_TILES, NUM_COLORS)
         self.max_episode_steps = int(self.params.max_steps)
         self.action_space = spaces.Discrete(self.env.num_actions(self.params))

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import tyro
 
 from common.presets import read_presets
+from common.suites import short_name
 from runner.ask.options import FIXED, Options, check_options, parse_integer
 
 
@@ -41,7 +42,7 @@ def look_ahead(env: str) -> tuple[str, str]:
     first.add_argument("--env", default=env)
     first.add_argument("--resume", default="")
     known, _ = first.parse_known_args()
-    return known.env, known.resume
+    return short_name(known.env), known.resume
 
 
 def parse(script: str, config: Any, options: Options, source: str) -> tuple[Any, Options]:
@@ -66,7 +67,8 @@ def parse(script: str, config: Any, options: Options, source: str) -> tuple[Any,
         registry=_registry(),
     )
     check_options(given.run)
-    return getattr(given, name), given.run
+    config = getattr(given, name)
+    return dataclasses.replace(config, env=short_name(config.env)), given.run
 
 
 def _registry() -> tyro.constructors.ConstructorRegistry:
