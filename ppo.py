@@ -4,7 +4,7 @@ An iteration is a rollout of num_steps steps in num_envs environments, and its u
 
 Details (Huang et al. 2022, "The 37 Implementation Details of PPO"):
   - GAE (Schulman et al. 2016, arXiv:1506.02438); advantages are normalised per minibatch.
-  - Adam with eps 1e-5; global norm clipping; linear learning rate annealing.
+  - Adam with eps 1e-5; global norm clipping; linear learning rate annealing per iteration.
   - Separate networks; orthogonal initialisation, sqrt(2) hidden, 0.01 policy, 1 value.
   - Continuous actions: state-independent log_std; the environment gets clipped actions.
 
@@ -259,11 +259,12 @@ def make(config: Config) -> Algorithm:
     torso = partial(Torso, config=config, obs_shape=env.obs_shape)
     actor, critic = Actor(num_outputs, is_discrete, torso), Critic(torso)
 
-    total_updates = config.num_iterations * config.num_epochs * config.num_minibatches
-    annealed = optax.linear_schedule(config.learning_rate, 0.0, total_updates)
-    learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
-    clip = optax.clip_by_global_norm(config.max_grad_norm)
-    optimizer = optax.chain(clip, optax.adam(learning_rate, eps=config.adam_eps))
+    def make_optimizer(iteration):
+        schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
+        annealed = optax.constant_schedule(schedule(iteration))  # within the iteration
+        learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
+        clip = optax.clip_by_global_norm(config.max_grad_norm)
+        return optax.chain(clip, optax.adam(learning_rate, eps=config.adam_eps))
 
     def init(key):
         actor_key, critic_key, reset_key, key = jax.random.split(key, 4)
@@ -273,7 +274,7 @@ def make(config: Config) -> Algorithm:
         statistics = normalization.init_statistics(env.obs_shape)
         return State(
             params=params,
-            opt_state=optimizer.init(params),
+            opt_state=make_optimizer(0).init(params),
             env_state=env_state,
             obs=obs,
             key=key,
@@ -337,16 +338,16 @@ def make(config: Config) -> Algorithm:
         }
         return policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy, metrics
 
-    def update(state, batch):
+    def update(state, batch, optimizer):
         grads, metrics = jax.grad(loss, has_aux=True)(state.params, state, batch)
         updates, opt_state = optimizer.update(grads, state.opt_state)
         params = optax.apply_updates(state.params, updates)
         metrics["grad_norm"] = optax.tree.norm(grads)
         return state.replace(params=params, opt_state=opt_state), metrics
 
-    def update_or_stop(batch, carry, rows):
+    def update_or_stop(optimizer, batch, carry, rows):
         state, goes_on = carry
-        updated, metrics = update(state, jax.tree.map(lambda x: x[rows], batch))
+        updated, metrics = update(state, jax.tree.map(lambda x: x[rows], batch), optimizer)
         goes_on &= (config.target_kl == 0) | (metrics["approx_kl"] <= 1.5 * config.target_kl)
         state = jax.lax.cond(goes_on, lambda: updated, lambda: state)
         return (state, goes_on), (metrics, goes_on)
@@ -358,7 +359,7 @@ def make(config: Config) -> Algorithm:
         advantage, target = gae(rollout, v, next_value, config.gamma, config.gae_lambda)
         return Batch(steps=rollout, log_prob=log_prob, value=v, advantage=advantage, target=target)
 
-    def learn(state, rollout):
+    def learn(state, rollout, optimizer):
         # Evaluate the rollout.
         if config.normalize_reward:
             done = rollout.terminated | rollout.truncated
@@ -373,8 +374,8 @@ def make(config: Config) -> Algorithm:
         key, shuffle_key = jax.random.split(state.key)
         epoch_keys = jax.random.split(shuffle_key, config.num_epochs)
         rows = jax.vmap(shuffle, (0, None))(epoch_keys, num_rows).reshape(-1, minibatch_size)
-        carry = state.replace(key=key), jnp.bool_(True)
-        (state, _), (metrics, is_update) = jax.lax.scan(partial(update_or_stop, batch), carry, rows)
+        body = partial(update_or_stop, optimizer, batch)
+        (state, _), (metrics, is_update) = jax.lax.scan(body, (state.replace(key=key), True), rows)
 
         # Average the metrics.
         metrics = jax.tree.map(lambda x: x.mean(where=is_update), metrics)
@@ -388,14 +389,13 @@ def make(config: Config) -> Algorithm:
         return state, metrics
 
     def step(state, iteration):
-        del iteration  # the learning rate's schedule counts updates in opt_state
         key, noise_key, env_key = jax.random.split(state.key, 3)
         shape = config.num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
         noise = draw_noise(noise_key, (*shape, num_outputs), jnp.float32)
         inputs = noise, jax.random.split(env_key, shape)
         state = state.replace(key=key, env_state=clear_episodes(state.env_state))
         state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
-        state, metrics = learn(state, rollout)
+        state, metrics = learn(state, rollout, make_optimizer(iteration))
         return state, episode_metrics(state.env_state) | metrics
 
     return Algorithm(init, step, act, value)

@@ -14,8 +14,7 @@ Different from the original:
   - `init` fills the buffer with learning_starts uniform-random transitions.
 
 Options, off by default:
-  - n_step (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy; the entropies of
-    the steps before the last are left out.
+  - n_step (Hessel et al. 2018, arXiv:1710.02298), uncorrected; the last step's entropy alone.
   - noise_steps: AR(1) exploration noise, also across episodes (after Eberhard et al. 2023, ICLR).
   - layer_norm (arXiv:2403.00514); torso simba (arXiv:2410.09754) without weight decay.
 
@@ -265,16 +264,17 @@ def make(config: Config) -> Algorithm:
     noise_shape = num_cycles, config.cycle_updates, 2, config.batch_size, action_dim  # 2 losses
 
     def init(key):
-        actor_key, critic_key, reset_key, action_key, env_key, key = jax.random.split(key, 6)
+        keys = jax.random.split(key, 7)
+        actor_key, critic_key, reset_key, action_key, env_key, key, noise_key = keys
         obs, env_state = env.reset(jax.random.split(reset_key, config.num_envs))
-        zeros = jnp.zeros((config.num_envs, action_dim), jnp.float32)
+        noise = jax.random.normal(noise_key, (config.num_envs, action_dim), jnp.float32)
         params = Params(
             actor=actor.init(actor_key, obs),
-            critic=critic.init(critic_key, obs, zeros),
+            critic=critic.init(critic_key, obs, noise),
             log_alpha=jnp.log(jnp.asarray(config.alpha, jnp.float32)),
         )
         zero, no = jnp.float32(0), jnp.bool_(False)
-        row = Transition(obs=obs[0], action=zeros[0], reward=zero, terminated=no, next_obs=obs[0])
+        row = Transition(obs=obs[0], action=noise[0], reward=zero, terminated=no, next_obs=obs[0])
         row = row.replace(truncated=no) if config.n_step > 1 else row
         statistics = normalization.init_statistics(env.obs_shape)
         state = State(
@@ -286,7 +286,7 @@ def make(config: Config) -> Algorithm:
             obs=obs,
             key=key,
             obs_statistics=statistics if config.normalize_obs else None,
-            noise=zeros if config.noise_steps > 1 else None,
+            noise=noise if config.noise_steps > 1 else None,
         )
         shape = config.learning_starts // config.num_envs, config.num_envs
         actions = jax.random.uniform(action_key, (*shape, action_dim), jnp.float32, -1.0, 1.0)

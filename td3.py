@@ -236,12 +236,6 @@ def make(config: Config) -> Algorithm:
     """
     config = validate(config)
     check_replay(config)
-    if config.cycle_updates % config.policy_delay:
-        raise ValueError(
-            f"policy_delay = {config.policy_delay} must divide "
-            f"cycle_updates = {config.cycle_updates}, which is "
-            "gradient_steps * max(num_envs, train_interval) / train_interval"
-        )
     env = make_env(config.env)
     if hasattr(env.action_space, "n"):
         raise ValueError(f"{config.env} has discrete actions, not continuous; use dqn.py or ppo.py")
@@ -263,15 +257,16 @@ def make(config: Config) -> Algorithm:
     noise_shape = num_cycles, *updates, config.batch_size, action_dim
 
     def init(key):
-        actor_key, critic_key, reset_key, action_key, env_key, key = jax.random.split(key, 6)
+        keys = jax.random.split(key, 7)
+        actor_key, critic_key, reset_key, action_key, env_key, key, noise_key = keys
         obs, env_state = env.reset(jax.random.split(reset_key, config.num_envs))
-        zeros = jnp.zeros((config.num_envs, action_dim), jnp.float32)
+        noise = jax.random.normal(noise_key, (config.num_envs, action_dim), jnp.float32)
         params = Params(
             actor=actor.init(actor_key, obs),
-            critic=critic.init(critic_key, obs, zeros),
+            critic=critic.init(critic_key, obs, noise),
         )
         zero, no = jnp.float32(0), jnp.bool_(False)
-        row = Transition(obs=obs[0], action=zeros[0], reward=zero, terminated=no, next_obs=obs[0])
+        row = Transition(obs=obs[0], action=noise[0], reward=zero, terminated=no, next_obs=obs[0])
         row = row.replace(truncated=no) if config.n_step > 1 else row
         statistics = normalization.init_statistics(env.obs_shape)
         state = State(
@@ -283,7 +278,7 @@ def make(config: Config) -> Algorithm:
             obs=obs,
             key=key,
             obs_statistics=statistics if config.normalize_obs else None,
-            noise=zeros if config.noise_steps > 1 else None,
+            noise=noise if config.noise_steps > 1 else None,
         )
         shape = config.learning_starts // config.num_envs, config.num_envs
         actions = jax.random.uniform(action_key, (*shape, action_dim), jnp.float32, -1.0, 1.0)

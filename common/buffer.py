@@ -100,6 +100,15 @@ def read_windows(buffer: Buffer, rows: jax.Array, *, n_step: int, num_envs: int,
     return batch.replace(reward=reward, discount=discount, terminated=end.terminated, next_obs=end.next_obs)
 
 
+def cut_newest(buffer: Buffer, n: int) -> Buffer:
+    """Mark the newest n transitions as truncated, if they have this field: the next ones are of other episodes."""
+    newest = read(buffer, (buffer.count - n + jnp.arange(n, dtype=jnp.int32)) % buffer.capacity)
+    if getattr(newest, "truncated", None) is None:
+        return buffer
+    newest = newest.replace(truncated=jnp.ones_like(newest.truncated))
+    return add(buffer.replace(count=buffer.count - n), newest)
+
+
 def _columns(row: Any) -> list[tuple[str, int, int]]:
     """The columns of each field of a transition: array, first column and the column after the last."""
     columns, widths = [], {}

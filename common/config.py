@@ -112,3 +112,9 @@ def check_replay(config: Any) -> None:
     if not config.batch_size <= learning_starts <= config.buffer_size:
         bounds = f"batch_size = {config.batch_size} and buffer_size = {config.buffer_size}"
         raise ValueError(f"learning_starts = {learning_starts} must be between {bounds}")
+    policy_delay = getattr(config, "policy_delay", 1)
+    if config.cycle_updates % policy_delay:
+        raise ValueError(
+            f"policy_delay = {policy_delay} must divide cycle_updates = {config.cycle_updates}, which is "
+            "gradient_steps * max(num_envs, train_interval) / train_interval"
+        )

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from common.buffer import add, draw_rows, init_buffer, read, read_windows
+from common.buffer import add, cut_newest, draw_rows, init_buffer, read, read_windows
 from common.config import check_replay
 
 ROW = {"obs": jax.ShapeDtypeStruct((2,), jnp.uint8), "flag": jax.ShapeDtypeStruct((), bool), "x": jnp.float32(0)}
@@ -135,6 +135,32 @@ def test_a_window_stops_where_its_episode_ends(terminated, truncated, reward, di
         np.testing.assert_allclose(batch.discount[first], discount, rtol=1e-6)
 
 
+@pytest.mark.parametrize("written", [6, 8, 13])
+def test_windows_end_where_the_newest_rows_are_cut(written):
+    """Two environments: the rows before the cut, also around the end of the ring, do not reach those after it."""
+    number = np.arange(written + 4)
+    no = np.zeros(written + 4, bool)
+    rows = steps(number, no, no).replace(reward=np.ones(written + 4, np.float32))
+    before, after = (jax.tree.map(lambda x, part=part: x[part], rows) for part in (np.s_[:written], np.s_[written:]))
+    buffer = init_buffer(jax.tree.map(lambda x: x[0], rows), 8)
+    for i in range(0, written, 2):
+        buffer = add(buffer, jax.tree.map(lambda x, i=i: x[i : i + 2], before))
+    cut = cut_newest(buffer, 2)
+    assert cut.count == buffer.count
+    for name in ("obs", "reward", "terminated", "next_obs"):
+        np.testing.assert_array_equal(*(getattr(read(x, np.arange(8)), name) for x in (cut, buffer)))
+    batch = sample(add(cut, after), jax.random.key(0), (200,), n_step=3, num_envs=2, gamma=1.0)
+    for obs, reward in zip(np.asarray(batch.obs).ravel(), np.asarray(batch.reward), strict=True):
+        env_rows = np.arange(obs, written + 4, 2)
+        is_before = obs < written
+        assert reward == min(3, ((env_rows < written) == is_before).sum()), obs
+
+
+def test_rows_that_do_not_tell_a_time_limit_are_not_cut():
+    buffer = add(init_buffer(ROW, 8), rows(0, 4))
+    jax.tree.map(np.testing.assert_array_equal, cut_newest(buffer, 2), buffer)
+
+
 @pytest.mark.parametrize("written", [13, 64, 200])
 def test_draws_uniformly(written):
     buffer = init_buffer(ROW, 64)
@@ -194,6 +220,7 @@ def settings_of(**changes):
         "num_envs": 1,
         "train_interval": 4,
         "cycle_steps": 4,
+        "cycle_updates": 6,
         "steps_per_iteration": 100,
         "target_interval": 500,
         "learning_starts": 100,
@@ -211,6 +238,7 @@ def settings_of(**changes):
         ({"target_interval": 6}, "target_interval = 6"),
         ({"num_envs": 8, "cycle_steps": 8, "steps_per_iteration": 80, "target_interval": 80}, "num_envs = 8"),
         ({"batch_size": 101}, "learning_starts = 100 must be between batch_size = 101 and buffer_size = 1000"),
+        ({"policy_delay": 4}, "policy_delay = 4 must divide cycle_updates = 6"),
         ({"buffer_size": 99}, "learning_starts = 100 must be between batch_size = 10 and buffer_size = 99"),
     ],
 )

@@ -201,7 +201,7 @@ def reference_loss(config, params, batch):
     return policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy.mean(), metrics
 
 
-def reference_updates(config, params, batch, adam):
+def reference_updates(config, params, batch, adam, iteration):
     """All epochs over the whole batch; adam remembers what came before."""
     records = []
     for _ in range(config.num_epochs):
@@ -212,8 +212,7 @@ def reference_updates(config, params, batch, adam):
         norm = global_norm(grads)
         records.append(metrics | {"grad_norm": norm})
         grads = jax.tree.map(lambda x, norm=norm: x * min(1.0, config.max_grad_norm / norm), grads)
-        num_updates = config.num_iterations * config.num_epochs * config.num_minibatches
-        share = 1 - adam.count / num_updates if config.anneal_learning_rate else 1.0
+        share = 1 - iteration / config.num_iterations if config.anneal_learning_rate else 1.0
         params = adam.step(params, grads, share * config.learning_rate, config.adam_eps)
     metrics = {name: np.mean([record[name] for record in records]) for name in records[0]}
     return params, metrics | {"num_updates": len(records)}
@@ -292,7 +291,7 @@ def test_an_iteration_equals_numpy(case):
         before, (state, metrics) = state, step(state, iteration)
         record = probes.recorded(state.env_state)
         batch = reference_batch(config, to_float64(before.params), before, record, iteration)
-        params, expected = reference_updates(config, to_float64(before.params), batch, adam)
+        params, expected = reference_updates(config, to_float64(before.params), batch, adam, iteration)
         moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), params, to_float64(before.params))
         assert min(jax.tree.leaves(moved)) > 0.005
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=2e-4), state.params, params)
@@ -339,6 +338,19 @@ def test_a_target_kl_ends_the_updates_of_an_iteration():
     unlimited, metrics = step(init(jax.random.key(0)), 0)
     assert metrics["num_updates"] == 6
     jax.tree.map(np.testing.assert_array_equal, unlimited.params, state.params)
+
+
+def test_updates_that_a_target_kl_skips_do_not_slow_the_annealing():
+    """One of six updates is made in each iteration; in the second of four its step is 3/4 of that of the first."""
+    config = replace(SMALL, num_epochs=3, num_minibatches=2, total_timesteps=192, learning_rate=1.0, target_kl=1e-3)
+    assert config.num_iterations == 4
+    _, init, step = compiled(config)
+    before, _ = step(init(jax.random.key(0)), 0)
+    (whole, metrics), (annealed, _) = (step(before, iteration) for iteration in (0, 1))
+    assert metrics["num_updates"] == 1
+    moved = [jax.tree.map(jnp.subtract, state.params, before.params) for state in (whole, annealed)]
+    assert optax.tree.norm(moved[0]) > 0.1
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(0.75 * x, y, rtol=1e-4, atol=1e-5), *moved)
 
 
 def test_images_pass_a_convolution():
@@ -407,16 +419,16 @@ SWEPT = replace(SMALL, **CONTINUOUS, num_epochs=2, num_minibatches=3, normalize_
 
 @cache
 def step_with_learning_rate():
-    """(state, learning_rate) -> (state, metrics), compiled once for all learning rates; a run of two iterations."""
-    return jax.jit(lambda state, learning_rate: make(replace(SWEPT, learning_rate=learning_rate)).step(state, 0))
+    """(state, iteration, learning_rate) -> (state, metrics), compiled once for all; a run of two iterations."""
+    return jax.jit(lambda state, iteration, rate: make(replace(SWEPT, learning_rate=rate)).step(state, iteration))
 
 
 def test_with_learning_rate_zero_every_minibatch_is_on_policy():
     step = step_with_learning_rate()
     state = compiled(SWEPT)[1](jax.random.key(1))
-    state, metrics = step(state, 0.05)
+    state, metrics = step(state, 0, 0.05)
     assert metrics["approx_kl"] > 1e-4
-    frozen, metrics = step(state, 0.0)
+    frozen, metrics = step(state, 0, 0.0)
     assert abs(metrics["approx_kl"]) < 1e-6
     assert metrics["clip_fraction"] == 0
     assert abs(metrics["policy_loss"]) < 1e-5
@@ -437,7 +449,7 @@ def test_updates_are_counted_and_the_learning_rate_ends_at_zero():
     assert set(counts(state.opt_state)) == {0}
     moved = []
     for iteration in range(4):
-        before, (state, _) = state, step(state, 0.05)
+        before, (state, _) = state, step(state, iteration, 0.05)
         assert set(counts(state.opt_state)) == {(iteration + 1) * SWEPT.num_epochs * SWEPT.num_minibatches}
         assert state.obs_statistics.count == (iteration + 1) * SWEPT.num_envs * SWEPT.num_steps
         distances = jax.tree.map(lambda x, y: float(jnp.abs(x - y).max()), state.params, before.params)
@@ -449,7 +461,7 @@ def test_updates_are_counted_and_the_learning_rate_ends_at_zero():
 def test_observation_statistics_are_those_of_all_observations():
     state = compiled(SWEPT)[1](jax.random.key(5))
     for _ in range(2):
-        state, _ = step_with_learning_rate()(state, 0.05)
+        state, _ = step_with_learning_rate()(state, 0, 0.05)
     obs = np.asarray(probes.recorded(state.env_state).obs, np.float64)[:, : 2 * SWEPT.num_steps].reshape(-1, 3)
     np.testing.assert_allclose(state.obs_statistics.mean, obs.mean(axis=0), rtol=1e-5)
     np.testing.assert_allclose(state.obs_statistics.variance, obs.var(axis=0), rtol=1e-5)

@@ -41,7 +41,7 @@ def rank_promotion():
 @pytest.mark.parametrize("script", ["sac", "td3"])
 @pytest.mark.parametrize("noise_steps", [2, 20])
 def test_noise_is_correlated_in_time_and_of_unit_variance(script, noise_steps):
-    """1,000 processes that begin at 0, 300 steps: variance 1 and autocorrelation (1 - 1 / noise_steps) ** lag."""
+    """1,000 processes, 300 steps: variance 1 and autocorrelation (1 - 1 / noise_steps) ** lag."""
     normals = jax.random.normal(jax.random.key(0), (300, 1000))
     correlate = importlib.import_module(script).correlate
     body = lambda noise, normal: (correlate(noise, normal, noise_steps),) * 2  # noqa: E731
@@ -68,6 +68,17 @@ def test_exploration_follows_the_noise(script):
     np.testing.assert_allclose(noise[-1], np.ravel(state.noise), rtol=1e-4)
     assert (np.abs(np.diff(noise, axis=0)) < 4 * np.sqrt(1 - 0.95**2)).all()
     assert (noise[:, 0] != noise[:, 1]).all()
+
+
+@pytest.mark.parametrize("script", ["sac", "td3"])
+def test_correlated_noise_has_unit_variance_from_the_first_step(script):
+    config = replace(CONFIGS[script], num_envs=24, train_interval=24, gradient_steps=2, noise_steps=20)
+    init = jax.jit(jax.vmap(importlib.import_module(script).make(config).init))
+    noise = np.asarray(init(jax.vmap(jax.random.key)(jnp.arange(40))).noise)
+    assert noise.shape == (40, 24, 1)
+    assert abs(noise.std() - 1) < 0.1
+    assert abs(noise.mean()) < 0.1
+    assert len(np.unique(noise)) == noise.size
 
 
 def test_smoothing_clips_the_noise_and_the_action():

@@ -44,6 +44,7 @@ import runner.machine.programs
 import runner.main
 import runner.tell.report
 import runner.training
+from common.buffer import read
 from runner.folder import checkpoint
 from runner.folder import files as run_folder
 from runner.machine.devices import compile_init, make_placement
@@ -484,6 +485,29 @@ def test_a_resumed_run_uses_the_options_that_it_was_started_with(monkeypatch):
     assert used == {**OPTIONS, "eval_episodes": 4, "devices": 2}
     assert "greedy evaluation of 2 seeds, 4 whole episodes each" in result.stdout
     assert "3 whole" not in call("ppo", "--resume", str(directory)).stdout, "what was overridden is recorded"
+
+
+@pytest.mark.parametrize("script", ["dqn", "sac", "td3", "sac_discrete"])
+def test_no_window_leads_from_a_buffer_that_is_filled_again_into_the_resumed_episode(script, monkeypatch):
+    started = []
+
+    def train(run, part, progress):
+        started.append(jax.tree.map(np.array, progress.state.buffer))
+        return trained(run, part, progress)
+
+    trained = runner.training.Run.train
+    config = small_config(script)
+    assert_finished(call(script, *small_run(script, 2, name="run", n_step=3, checkpoint_buffer=False)))
+    monkeypatch.setattr(runner.training.Run, "train", train)
+    result = call(script, "--resume", str(directory_of(script, "run")), *flags(total_timesteps=config.env_steps(3)))
+    assert_finished(result)
+    assert "it is filled again with random transitions" in result.stdout
+    (buffer,) = started
+    rows = np.arange(config.learning_starts)
+    truncated = jax.vmap(lambda buffer: read(buffer, rows).truncated)(buffer)
+    assert (np.asarray(buffer.count) == config.learning_starts).all()
+    assert np.asarray(truncated)[:, -config.num_envs :].all()
+    assert not np.asarray(truncated)[:, : -config.num_envs].all()
 
 
 @pytest.mark.parametrize(("precision", "level"), [(None, "HIGHEST"), ("tf32", "HIGH"), ("bfloat16", "DEFAULT")])

@@ -5,7 +5,7 @@ An iteration is a rollout of num_steps steps in num_envs environments, and its u
 Details (Huang et al. 2022, "The 37 Implementation Details of PPO"):
   - GAE (Schulman et al. 2016, arXiv:1506.02438); advantages are normalised per minibatch.
   - Minibatches of whole sequences, one per environment.
-  - Adam with eps 1e-5; global norm clipping; linear learning rate annealing.
+  - Adam with eps 1e-5; global norm clipping; linear learning rate annealing per iteration.
   - Separate networks; orthogonal initialisation, sqrt(2) hidden, 0.01 policy, 1 value.
   - Continuous actions: state-independent log_std; the environment gets clipped actions.
   - The memory is zero where an episode begins. A sequence starts from the memory that its rollout
@@ -304,11 +304,12 @@ def make(config: Config) -> Algorithm:
     torso = partial(Torso, config=config, obs_shape=env.obs_shape)
     actor, critic = Actor(num_outputs, is_discrete, torso), Critic(torso)
 
-    total_updates = config.num_iterations * config.num_epochs * config.num_minibatches
-    annealed = optax.linear_schedule(config.learning_rate, 0.0, total_updates)
-    learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
-    clip = optax.clip_by_global_norm(config.max_grad_norm)
-    optimizer = optax.chain(clip, optax.adam(learning_rate, eps=config.adam_eps))
+    def make_optimizer(iteration):
+        schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
+        annealed = optax.constant_schedule(schedule(iteration))  # within the iteration
+        learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
+        clip = optax.clip_by_global_norm(config.max_grad_norm)
+        return optax.chain(clip, optax.adam(learning_rate, eps=config.adam_eps))
 
     def initial_memory(num_envs):
         return jnp.zeros((num_envs, 2, config.memory_size), jnp.float32)
@@ -325,7 +326,7 @@ def make(config: Config) -> Algorithm:
         statistics = normalization.init_statistics(env.obs_shape)
         return State(
             params=params,
-            opt_state=optimizer.init(params),
+            opt_state=make_optimizer(0).init(params),
             env_state=env_state,
             obs=obs,
             memory=memory,
@@ -398,16 +399,16 @@ def make(config: Config) -> Algorithm:
         }
         return policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy, metrics
 
-    def update(state, batch):
+    def update(state, batch, optimizer):
         grads, metrics = jax.grad(loss, has_aux=True)(state.params, state, batch)
         updates, opt_state = optimizer.update(grads, state.opt_state)
         params = optax.apply_updates(state.params, updates)
         metrics["grad_norm"] = optax.tree.norm(grads)
         return state.replace(params=params, opt_state=opt_state), metrics
 
-    def update_or_stop(batch, carry, rows):
+    def update_or_stop(optimizer, batch, carry, rows):
         state, goes_on = carry
-        updated, metrics = update(state, jax.tree.map(lambda x: x[:, rows], batch))
+        updated, metrics = update(state, jax.tree.map(lambda x: x[:, rows], batch), optimizer)
         goes_on &= (config.target_kl == 0) | (metrics["approx_kl"] <= 1.5 * config.target_kl)
         state = jax.lax.cond(goes_on, lambda: updated, lambda: state)
         return (state, goes_on), (metrics, goes_on)
@@ -432,7 +433,7 @@ def make(config: Config) -> Algorithm:
         )
         return state, batch
 
-    def learn(state, memory, rollout):
+    def learn(state, memory, rollout, optimizer):
         # Evaluate the rollout.
         if config.normalize_reward:
             done = rollout.terminated | rollout.truncated
@@ -447,8 +448,8 @@ def make(config: Config) -> Algorithm:
         epoch_keys = jax.random.split(shuffle_key, config.num_epochs)
         rows = jax.vmap(shuffle, in_axes=(0, None))(epoch_keys, config.num_envs)
         rows = rows.reshape(-1, minibatch_size)  # one minibatch per update
-        carry = state.replace(key=key), jnp.bool_(True)
-        (state, _), (metrics, is_update) = jax.lax.scan(partial(update_or_stop, batch), carry, rows)
+        body = partial(update_or_stop, optimizer, batch)
+        (state, _), (metrics, is_update) = jax.lax.scan(body, (state.replace(key=key), True), rows)
 
         # Average the metrics.
         metrics = jax.tree.map(lambda x: x.mean(where=is_update), metrics)
@@ -462,7 +463,6 @@ def make(config: Config) -> Algorithm:
         return state, metrics
 
     def step(state, iteration):
-        del iteration  # the learning rate's schedule counts updates in opt_state
         key, noise_key, env_key = jax.random.split(state.key, 3)
         shape = config.num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
         noise = draw_noise(noise_key, (*shape, num_outputs), jnp.float32)
@@ -470,7 +470,7 @@ def make(config: Config) -> Algorithm:
         state = state.replace(key=key, env_state=clear_episodes(state.env_state))
         memory = state.memory
         state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
-        state, metrics = learn(state, memory, rollout)
+        state, metrics = learn(state, memory, rollout, make_optimizer(iteration))
         return state, episode_metrics(state.env_state) | metrics
 
     return Algorithm(init, step, act, value, initial_memory)

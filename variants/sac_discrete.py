@@ -13,8 +13,7 @@ Different from the original:
   - `init` fills the buffer with learning_starts uniform-random transitions.
 
 Options, off by default:
-  - n_step (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy; the entropies of
-    the steps before the last are left out.
+  - n_step (Hessel et al. 2018, arXiv:1710.02298), uncorrected; the last step's entropy alone.
   - layer_norm (arXiv:2403.00514); torso simba (arXiv:2410.09754) without weight decay.
 
 Metrics, means over the updates of an iteration unless stated otherwise:
