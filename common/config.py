@@ -38,8 +38,9 @@ def validate(config: ConfigType) -> ConfigType:
     for name, hint in hints.items():
         check_value(name, getattr(config, name), hint)
     if config.num_iterations < 1:
+        prefill = f"learning_starts = {config.learning_starts} and " if hasattr(config, "learning_starts") else ""
         raise ValueError(
-            f"total_timesteps = {config.total_timesteps} is less than one iteration, "
+            f"total_timesteps = {config.total_timesteps} is less than {prefill}one iteration, "
             f"{config.steps_per_iteration} env steps"
         )
     if getattr(config, "torso", "mlp") == "simba":  # its blocks keep the width and normalise
@@ -68,15 +69,18 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     if kind is float and not isinstance(value, jax.core.Tracer):
         with np.errstate(over="ignore"):
             number = np.float32(value)
-        if not (np.isfinite(number) and allowed.holds(number)):
-            raise ValueError(f"{name} must be {allowed.text}, not {value}")
+        if not np.isfinite(number):
+            raise ValueError(f"{name} must be finite as a float32 (at most 3.4e38), not {value}")
+        if allowed and not allowed.holds(number):
+            rounded = ", which is 0 as a float32" if number == 0 != value else ""
+            raise ValueError(f"{name} must be {allowed.text}, not {value}{rounded}")
 
 
 def _split(hint: Any) -> tuple[Any, Range | None]:
-    """An annotation's type, and the range of a float."""
+    """An annotation's type, and the range of a float that has one."""
     if typing.get_origin(hint) is Annotated:
         return hint.__origin__, hint.__metadata__[0]
-    return hint, Range("finite", lambda x: True) if hint is float else None
+    return hint, None
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -628,8 +628,8 @@ def test_bad_settings(script, changes, words, folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--learning-rate", "nan"], "learning_rate must be at least 0, not nan"),
-        (["--learning-rate", "inf"], "learning_rate must be at least 0, not inf"),
+        (["--learning-rate", "nan"], "learning_rate must be finite as a float32 (at most 3.4e38), not nan"),
+        (["--learning-rate", "1e39"], "learning_rate must be finite as a float32 (at most 3.4e38), not 1e+39"),
         (["--learning-rate=-1e-3"], "learning_rate must be at least 0, not -0.001"),
         (["--gamma", "1.5"], "gamma must be between 0 and 1, not 1.5"),
         (["--clip-eps=-0.2"], "clip_eps must be above 0, not -0.2"),
