@@ -119,12 +119,14 @@ def ask(script: str, config_class: type) -> tuple[Any, Options, Record | None]:
             settings, or an error in the file of presets.
     """
     env, resume = look_ahead(config_class().env)
-    if not resume:
+    if resume is None:
         preset = find_preset(script, config_class, env)
         source = env if preset else f"Config; {env} has no preset"
         config, options = parse(script, preset or config_class(env=env), Options(), source)
         check_not_swept(options.sweep)
         return config, options, None
+    if not resume:
+        raise ValueError("resume must be the folder of a run, not empty")
     record = read_record(Path(resume))
     if record.algorithm != Path(script).stem:
         raise ValueError(f"{resume} is a run of {record.algorithm}.py, not of {Path(script).name}")

@@ -273,7 +273,13 @@ def test_parts_of_another_number_of_lanes_are_refused(tmp_path, num_seeds, parts
         read_experiment(read_record(tmp_path), SimpleNamespace(Config=Config, make=None))
 
 
-@pytest.mark.parametrize("parts", [[[1, 5]], [[0, 4]], [[0, 2], [3, 5]], [[0, 7], [7, 5]], [[0, 3], [2, 5]]])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        *([[1, 5]], [[0, 4]], [[-1, 5]], [[5, 0]], [[0, 2], [3, 5]], [[0, 7], [7, 5]], [[0, 3], [2, 5]]),
+        *([[0, 0], [0, 5]], [[0, 5], [5, 5]], [[0, 2], [2, 2], [2, 5]]),  # one of no lanes
+    ],
+)
 def test_parts_that_do_not_follow_each_other_are_refused(parts):
     with pytest.raises(ValueError, match="parts"):
         check_parts([Part(*part) for part in parts], 5)
@@ -341,7 +347,8 @@ def test_only_resuming_refuses_a_field_that_the_script_does_not_have(tmp_path):
         (("options", "wandb"), 7),
         (("options", "name"), "../x"),
         (("options", "matmul_precision"), "float16"),
-        *((("parts",), value) for value in (None, 3, [3], [[0]], [[0, "x"]], [[0, 1, 2]])),
+        *((("parts",), value) for value in (None, 3, [3], [None], ["05"], [[0]], [[0, 1, 2]], [{"0": 1, "5": 2}])),
+        *((("parts",), [[0, value]]) for value in ("5", 5.0, 5.5, True, None, math.nan, math.inf)),
         (("config",), []),
         (("script",), 3),
         (("wandb_id",), None),
@@ -393,6 +400,23 @@ def test_a_config_that_the_script_cannot_have_is_refused(tmp_path, field, value)
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=field):
         read_config(read_record(tmp_path), Config)
+
+
+@pytest.mark.parametrize("field", ["learning_rate", "num_envs"])
+def test_a_number_of_hundreds_of_digits_is_refused(tmp_path, field):
+    path = write_record(tmp_path, Config(), OPTIONS)
+    change(path, **{f"config__{field}": 10**400})
+    with pytest.raises(ValueError, match=r"config\.json: "):
+        read_config(read_record(tmp_path), Config)
+
+
+@pytest.mark.parametrize("field", ["config", "parts", "more"])
+def test_json_that_is_nested_too_deep_is_refused(tmp_path, field):
+    path = write_record(tmp_path, Config(), OPTIONS)
+    change(path, **{field: "deep"})
+    path.write_text(path.read_text().replace('"deep"', "[" * 100_000 + "]" * 100_000))
+    with pytest.raises(ValueError, match=r"config\.json cannot be read: "):
+        read_record(tmp_path)
 
 
 def test_a_missing_record_is_an_error_that_names_the_folder(tmp_path):

@@ -783,7 +783,9 @@ def test_a_run_that_is_not_there(script, folder):
     (folder / "empty").mkdir()
     assert_refused(call(script, "--resume", "empty"), "empty")
     (folder / "file").write_text("")
-    assert_refused(call(script, "--resume", "file"), "file")
+    assert_refused(call(script, "--resume", "file"), "no run in file")
+    for words in (["--resume", ""], ["--resume="]):
+        assert_refused(call(script, *small_run(script), *words), "resume must be the folder of a run, not empty")
     assert contents(folder).keys() == {folder / "empty", folder / "file"}
 
 
@@ -872,6 +874,8 @@ def test_damaged_config(script, content, finished):
         lambda record: record["options"].update(sweep=["gamma=0.5,0.9"]),
         lambda record: record.update(parts=None),
         lambda record: record.update(parts=[[0, 1]]),
+        lambda record: record.update(parts=[[0, 0], [0, 2]]),
+        lambda record: record.update(parts=[[0, float("inf")]]),
     ],
 )
 @one

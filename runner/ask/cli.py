@@ -36,11 +36,11 @@ def find_preset(script: str, config_class: type, env: str) -> Any:
     return preset and dataclasses.replace(preset, env=env)
 
 
-def look_ahead(env: str) -> tuple[str, str]:
-    """The values of --env and --resume, on which the defaults of all other flags depend; `env` is the default."""
+def look_ahead(env: str) -> tuple[str, str | None]:
+    """The values of --env, by default `env`, and --resume, or None: the defaults of all other flags depend on them."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--env", default=env)
-    first.add_argument("--resume", default="")
+    first.add_argument("--resume")
     known, _ = first.parse_known_args()
     return short_name(known.env), known.resume
 

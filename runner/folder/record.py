@@ -95,11 +95,14 @@ def read_record(directory: Path) -> Record:
         for name, kind in FIELDS.items():
             if not isinstance(content, dict) or not isinstance(content.get(name), kind):
                 raise ValueError(f"it needs a field {name!r} of type {kind.__name__}")
-        parts = [Part(int(start), int(stop)) for start, stop in content["parts"]]
-    except FileNotFoundError:
+        for part in content["parts"]:
+            if not isinstance(part, list) or [type(edge) for edge in part] != [int, int]:
+                raise ValueError("each of its 'parts' must be two integers")
+    except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"no run in {directory}: it has no {RECORD}") from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # JSON that is nested too deep is a RecursionError
         raise ValueError(f"{path} cannot be read: {error}") from error
+    parts = [Part(*part) for part in content["parts"]]
     return Record(path, content["script"], content["config"], content["options"], parts, content["wandb_id"])
 
 
@@ -123,7 +126,7 @@ def read_config(record: Record, config_class: type, to_resume: bool = False) -> 
     try:
         for name, value in fields.items():
             check_value(name, value, hints[name])
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:  # an integer of 400 digits is no float
         raise ValueError(f"{record.path}: {error}") from error
     return config_class(**fields)
 
@@ -167,6 +170,7 @@ def read_experiment(record: Record, script: Any) -> Experiment:
 
 def check_parts(parts: list[Part], num_lanes: int) -> None:
     """Raise ValueError unless parts follow each other from lane 0 to the last one. An empty list is not planned yet."""
-    edges = [edge for part in parts for edge in part]
-    if parts and (edges[0] != 0 or edges[-1] != num_lanes or edges[1:-1:2] != edges[2:-1:2] or edges != sorted(edges)):
+    starts, stops = [part.start for part in parts], [part.stop for part in parts]
+    is_whole = [*starts, num_lanes] == [0, *stops] and all(part.start < part.stop for part in parts)
+    if parts and not is_whole:
         raise ValueError(f"the recorded parts are not those of {num_lanes} lanes (seeds x settings)")
