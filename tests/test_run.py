@@ -744,6 +744,16 @@ def test_bad_input_in_a_process_of_its_own(script, folder):
     assert contents(folder) == {}
 
 
+@pytest.mark.parametrize("platform", ["cuda", "nonsense"])
+@one
+def test_a_platform_that_is_not_here(script, platform, folder):
+    if platform == "cuda" and jax.default_backend() == "gpu":
+        pytest.skip("it is here")
+    result = execute(path_of(script), cwd=folder, JAX_PLATFORMS=platform)
+    assert_refused(result, f"JAX_PLATFORMS={platform}: no such device here")
+    assert contents(folder) == {}
+
+
 @pytest.mark.parametrize("place", ["runs", "runs/{script}", "runs/{script}/{env}", "runs/{script}/{env}/taken"])
 @one
 def test_results_that_have_no_place(script, place, folder):

@@ -61,7 +61,13 @@ def _client() -> Any:
 
 
 def check_places(options: Options, num_lanes: int) -> None:
-    """Raise ValueError if there are too few devices here, or too few lanes for all processes."""
+    """Raise ValueError if there is no device here, or fewer than --devices, or too few lanes for all processes."""
+    try:
+        jax.local_devices()
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that it has found one
+        platforms = jax.config.jax_platforms
+        what = f"JAX_PLATFORMS={platforms}: no such device here" if platforms else "JAX cannot start"
+        raise ValueError(": ".join([what, *str(error).splitlines()[:1]])) from error
     if options.devices > jax.local_device_count():
         raise ValueError(f"devices = {options.devices}, but there are only {jax.local_device_count()} here")
     if num_lanes < jax.process_count():
