@@ -1,5 +1,6 @@
 """The command line of a script, from sys.argv to the files of the run."""
 
+import contextlib
 import dataclasses
 import os
 import secrets
@@ -16,7 +17,8 @@ from runner.ask.cli import check_not_swept, check_unchanged, fail, find_preset, 
 from runner.ask.options import PRECISIONS, Options
 from runner.ask.sweep import count_settings, make_settings, read_axes
 from runner.experiment import EVAL_METRICS, EVAL_STEPS, Experiment, Part, Result, join_results
-from runner.folder.files import make_folder, write_metrics
+from runner.folder.claim import claimed_folder
+from runner.folder.files import write_metrics
 from runner.folder.record import Record, check_parts, read_config, read_options, read_record
 from runner.machine import hosts
 from runner.machine.devices import strong
@@ -46,7 +48,7 @@ def run(script: str, config_class: type, make: Callable) -> None:
         refuse(error)
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
-    with prepared.stop:
+    with prepared.claim, prepared.stop:
         try:
             prepared.begin()
             results = prepared.train_parts()
@@ -76,7 +78,7 @@ def refuse(error: Exception) -> NoReturn:
 
 
 def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> Run:
-    """Read the command line, connect the processes, check all that can be checked and create the folder.
+    """Read the command line, connect the processes, check all that can be checked and claim the folder.
 
     Raises:
         ValueError: one line that says what to change.
@@ -96,13 +98,19 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     experiment = Experiment(script, make, config, options, settings)
     parts = record.parts if record else []
     check_parts(parts, num_lanes)
+    claim = contextlib.ExitStack()
+
+    def choose_folder() -> str:
+        return str(claim.enter_context(claimed_folder(experiment.algorithm, config.env, options)))
+
     return Run(
         experiment=experiment,
         preset=find_preset(script, config_class, config.env),
         abstract_state=abstract_state,
-        directory=Path(hosts.agree("directory", lambda: str(make_folder(experiment.algorithm, config.env, options)))),
+        directory=Path(hosts.agree("directory", choose_folder)),
         parts=parts,
         wandb_id=record.wandb_id if record else secrets.token_hex(4),
+        claim=claim,
         stop=StopSignal(),
         timing=timing,
     )

@@ -1,5 +1,6 @@
 """Training: segments of one compiled program; between segments the host reports, logs and saves."""
 
+import contextlib
 import sys
 import time
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from runner.experiment import (
     append_metrics,
 )
 from runner.folder import checkpoint, files
+from runner.folder.claim import discard
 from runner.folder.record import write_record
 from runner.machine.devices import to_host
 from runner.machine.evaluation import evaluated_iterations
@@ -45,6 +47,7 @@ class Run:
     directory: Path
     parts: list[Part]  # of all processes; those of a resumed run, else empty until `begin`
     wandb_id: str  # from which the ids of the wandb runs are made
+    claim: contextlib.ExitStack  # on the directory; process 0 holds it for all
     stop: StopSignal
     timing: Timing
     programs: Programs = field(init=False)  # from here on by `begin`
@@ -63,7 +66,7 @@ class Run:
             self.programs, self.parts = divide_lanes(make_programs, experiment, num_devices, lane_bytes, self.parts)
         except ValueError:
             if not options.resume:
-                files.discard(self.directory)
+                discard(self.directory)
             raise
         self.timing.compiling = self.programs.compile_seconds
         self.tracker = Tracker(experiment, self.directory, self.wandb_id)

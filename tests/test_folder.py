@@ -2,15 +2,22 @@
 
 import csv
 import dataclasses
+import errno
+import fcntl
 import json
 import math
+import os
 import resource
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
 import pytest
+from helpers import environ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -19,6 +26,7 @@ from common.config import NonNegative
 from runner.ask.options import Options
 from runner.experiment import EVAL_METRICS, Experiment, Part, append_metrics
 from runner.folder import record as record_module
+from runner.folder.claim import claimed_folder
 from runner.folder.files import read_metrics, replacing, write_json, write_metrics, write_table
 from runner.folder.record import check_parts, read_config, read_experiment, read_options, read_record
 from runner.tell.report import curve_rows
@@ -70,6 +78,66 @@ def test_metrics_that_do_not_fit_on_the_disk_leave_the_old_ones(tmp_path, full_d
         write_metrics(tmp_path, np.arange(2000), lanes, {"loss": np.zeros((1, 2000), np.float32)}, {})
     np.testing.assert_array_equal(read_metrics(tmp_path, np.arange(2), lanes)[0]["loss"], [[1.0, 1.0]])
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.npz"]
+
+
+# -- The lock ----------------------------------------------------------------------------------------------------------
+
+TRAINED = Options(name="run")
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(folder):
+    program = f"""
+from runner.folder.claim import claimed_folder
+from runner.ask.options import Options
+import sys
+with claimed_folder("ppo", "Env", {TRAINED!r}):
+    print(flush=True)
+    sys.stdin.read()
+"""
+    command = [sys.executable, "-c", program]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environ()) as process:
+        process.stdout.readline()
+        with pytest.raises(ValueError, match=f"^runs/ppo/Env/run is being trained by process {process.pid} since "):
+            claimed_folder("ppo", "Env", TRAINED).__enter__()
+        process.kill()
+        process.wait()
+    lock = Path("runs/ppo/Env/run/training.lock")
+    assert lock.read_text().startswith(f"process {process.pid} since ")
+    with claimed_folder("ppo", "Env", TRAINED):
+        assert lock.read_text().startswith(f"process {os.getpid()} since ")
+    assert not lock.exists()
+
+
+def test_a_lock_that_its_owner_removes_at_this_moment_is_taken_again(folder, monkeypatch):
+    def flock(file, operation):
+        lock(file, operation)
+        if not taken:
+            path.unlink()
+        taken.append(file)
+
+    lock, taken, path = fcntl.flock, [], Path("runs/ppo/Env/run/training.lock")
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with claimed_folder("ppo", "Env", TRAINED):
+        assert path.exists()
+        monkeypatch.setattr(fcntl, "flock", lock)
+        with pytest.raises(ValueError, match="is being trained by process"):
+            claimed_folder("ppo", "Env", TRAINED).__enter__()
+
+
+def test_a_file_system_without_locks_has_runs_too(folder, monkeypatch):
+    def flock(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with claimed_folder("ppo", "Env", TRAINED) as directory:
+        assert [path.name for path in directory.iterdir()] == ["training.lock"]
+    assert list(directory.iterdir()) == []
+
+
+def test_runs_without_a_name_that_start_together_have_folders_of_their_own(folder):
+    with claimed_folder("ppo", "Env", Options()) as first, claimed_folder("ppo", "Env", Options()) as second:
+        assert first != second
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------

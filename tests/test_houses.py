@@ -11,7 +11,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 MODULES = sorted({*(ROOT / "runner").rglob("*.py")} - {*(ROOT / "runner").rglob("__init__.py")})
 SHARED = sorted((ROOT / "common").rglob("*.py"))
 NAMES = ["config.json", "metrics.npz", "summary.json", "curve.csv", "evaluation.npz", "checkpoint.safetensors"]
-NAMES += ["curve.png", "metrics.png", "sweep.png"]
+NAMES += ["curve.png", "metrics.png", "sweep.png", "training.lock"]
 
 
 def imports(path):

@@ -5,6 +5,8 @@ import dataclasses
 import importlib
 import itertools
 import json
+import os
+import platform
 import re
 import shlex
 import shutil
@@ -39,14 +41,16 @@ from helpers import (
 )
 from matplotlib import image
 
-import runner.folder.files
+import runner.folder.claim
 import runner.machine.programs
 import runner.main
 import runner.tell.report
 import runner.training
 from common.buffer import read
+from runner.ask.options import Options
 from runner.folder import checkpoint
 from runner.folder import files as run_folder
+from runner.folder.claim import claimed_folder
 from runner.machine.devices import compile_init, make_placement
 
 FILES = {
@@ -341,6 +345,7 @@ def test_a_run_killed_again_and_again_ends_as_if_nothing_had_happened(script, un
             time.sleep(moments.uniform(0, 0.05))
             process.send(signal.SIGKILL)
             assert process.finish().status == -signal.SIGKILL, "it ended before it could be killed"
+        assert (directory / "training.lock").exists(), "the next command takes it over"
         assert iteration <= saved_iteration(directory) < ITERATIONS
         arguments = ["--resume", str(directory)]
     result = call(script, *arguments, *flags(eval_episodes=2))
@@ -781,7 +786,7 @@ def test_two_runs_may_start_in_the_same_second(script, folder, monkeypatch):
         def now(cls, tz=None):
             return cls(2026, 1, 2, 3, 4, 5)
 
-    monkeypatch.setattr(runner.folder.files, "datetime", Clock)
+    monkeypatch.setattr(runner.folder.claim, "datetime", Clock)
     for _ in range(2):
         assert_finished(call(script, *small_run(script, eval_episodes=0)))
     assert len(list(Path("runs", script, ENVS[script][0]).iterdir())) == 2
@@ -797,6 +802,26 @@ def test_a_run_that_is_not_there(script, folder):
     for words in (["--resume", ""], ["--resume="]):
         assert_refused(call(script, *small_run(script), *words), "resume must be the folder of a run, not empty")
     assert contents(folder).keys() == {folder / "empty", folder / "file"}
+
+
+@one
+def test_a_run_that_is_being_trained_is_not_resumed(script, undisturbed, finished):
+    with claimed_folder(script, ENVS[script][0], Options(resume=str(finished))):
+        before = contents(finished)
+        result = call(script, "--resume", str(finished))
+        assert_refused(
+            result, f"{finished} is being trained by process {os.getpid()} since 20", f"(on {platform.node()})"
+        )
+        assert contents(finished) == before
+    assert_finished(call(script, "--resume", str(finished), *flags(eval_episodes=2)))
+    assert {path.name for path in finished.iterdir()} == FILES
+
+
+@one
+def test_a_name_under_which_a_run_begins_is_taken(script, folder):
+    with claimed_folder(script, ENVS[script][0], Options(name="same")) as directory:
+        assert_refused(call(script, *small_run(script, name="same")), f"{directory} is being trained by process ")
+        assert [path.name for path in directory.iterdir()] == ["training.lock"]
 
 
 CHANGED = {

@@ -2,21 +2,19 @@
 
 import contextlib
 import csv
-import itertools
 import json
 import math
 import os
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from runner.ask.options import Options
 from runner.experiment import EVAL_METRICS, EVAL_STEPS, Part, until
 
 RECORD, CHECKPOINT, METRICS, EVALUATION = "config.json", "checkpoint.safetensors", "metrics.npz", "evaluation.npz"
+LOCK = "training.lock"  # while the run is trained
 SUMMARY, CURVE_TABLE = "summary.json", "curve.csv"
 CURVE_PLOT, METRICS_PLOT, SWEEP_PLOT = "curve.png", "metrics.png", "sweep.png"
 
@@ -49,40 +47,6 @@ def _without_nan(x: Any) -> Any:
     if isinstance(x, list | tuple):
         return [_without_nan(value) for value in x]
     return None if isinstance(x, float) and not math.isfinite(x) else x
-
-
-def make_folder(algorithm: str, env: str, options: Options) -> Path:
-    """Create the run's folder and check that it is writable.
-
-    Raises:
-        ValueError: it holds a run that is not to be resumed, or it cannot be written.
-    """
-    parent = Path(options.out) / algorithm / env
-    directory = Path(options.resume) if options.resume else parent / (options.name or _free_name(parent))
-    if not options.resume and (directory / RECORD).exists():
-        raise ValueError(f"{directory} holds a run; choose another --name, or continue it with --resume {directory}")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with replacing(directory / "writable") as temporary:
-            temporary.touch()
-        (directory / "writable").unlink()
-    except OSError as error:
-        raise ValueError(f"cannot write to {directory}: {error.strerror}; choose another --out") from error
-    return directory
-
-
-def discard(directory: Path) -> None:
-    """Remove the folder of a run that cannot begin."""
-    (directory / RECORD).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # it is not empty
-        directory.rmdir()
-
-
-def _free_name(parent: Path) -> str:
-    """Date and time, plus a number if that folder exists."""
-    now = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
-    names = (f"{now}-{i}" if i else now for i in itertools.count())
-    return next(name for name in names if not (parent / name).exists())
 
 
 def part_folder(directory: Path, parts: list[Part], part: Part) -> Path:

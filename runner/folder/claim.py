@@ -1,0 +1,85 @@
+"""The folder of a run, which one command at a time trains."""
+
+import contextlib
+import fcntl
+import itertools
+import os
+import platform
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import IO
+
+from runner.ask.options import Options
+from runner.folder.files import LOCK, RECORD
+
+
+@contextlib.contextmanager
+def claimed_folder(algorithm: str, env: str, options: Options) -> Iterator[Path]:
+    """Create the folder of a new run, or take that of --resume, and lock it until the block ends.
+
+    The lock is one of the kernel on a file that says who trains: it ends with its process, however that ends. A file
+    system without locks has none.
+
+    Raises:
+        ValueError: another process trains the run, it is not to be resumed, or the folder cannot be written.
+    """
+    parent = Path(options.out) / algorithm / env
+    directory = Path(options.resume) if options.resume else parent / options.name
+    try:
+        if not (options.resume or options.name):
+            directory = _new_folder(parent)
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = _lock(directory)
+    except OSError as error:
+        hint = "" if options.resume else "; choose another --out"
+        raise ValueError(f"cannot write to {directory}: {error.strerror}{hint}") from error
+    with lock:
+        try:
+            if not options.resume and (directory / RECORD).exists():
+                hint = f"choose another --name, or continue it with --resume {directory}"
+                raise ValueError(f"{directory} holds a run; {hint}")
+            yield directory
+        finally:
+            with contextlib.suppress(OSError):
+                (directory / LOCK).unlink()
+
+
+def discard(directory: Path) -> None:
+    """Remove the folder of a run that cannot begin."""
+    for name in (RECORD, LOCK):
+        (directory / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it is not empty
+        directory.rmdir()
+
+
+def _new_folder(parent: Path) -> Path:
+    """Create a folder named by date and time, plus a number if that folder exists."""
+    now = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    for i in itertools.count():
+        directory = parent / (f"{now}-{i}" if i else now)
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(parents=True)
+            return directory
+
+
+def _lock(directory: Path) -> IO[str]:
+    """Lock a folder; the lock ends when the file is closed. Raises ValueError if another process holds it."""
+    path = directory / LOCK
+    while True:
+        file = path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            who = file.read() or "another process"
+            raise ValueError(f"{directory} is being trained by {who}") from None
+        except OSError:
+            pass  # this file system has no locks
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):  # else its owner has just removed it
+                file.truncate(0)
+                file.write(f"process {os.getpid()} since {datetime.now():%Y-%m-%d %H:%M:%S} (on {platform.node()})")
+                file.flush()
+                return file
+        file.close()
