@@ -25,6 +25,7 @@ from runner.machine.devices import strong
 from runner.machine.imports import import_gymnax
 from runner.machine.memory import check_memory
 from runner.machine.stop import StopSignal
+from runner.tell.progress import lasting_output
 from runner.tell.timing import Timing
 from runner.tell.tracking import check_wandb
 from runner.training import Run
@@ -32,6 +33,7 @@ from runner.training import Run
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "single-file-jax-rl"
 
 
+@lasting_output()
 def run(script: str, config_class: type, make: Callable) -> None:
     """The command line of a script: read sys.argv, train, evaluate, write files.
 

@@ -1,8 +1,10 @@
 """The scripts' command line from start to end: files, segments, kills, resuming, signals, bad input, divergence."""
 
+import contextlib
 import csv
 import dataclasses
 import importlib
+import io
 import itertools
 import json
 import os
@@ -28,6 +30,7 @@ from helpers import (
     SCRIPTS,
     Process,
     call,
+    capture,
     differences,
     execute,
     flags,
@@ -1215,6 +1218,53 @@ def test_a_resumed_run_continues_its_wandb_runs(monkeypatch):
     assert len(set(ids)) == 2
     config = small_config("ppo")
     assert sorted(logged) == sorted(2 * [config.env_steps(i + 1) for i in range(44)])
+
+
+# -- Output that nobody reads ------------------------------------------------------------------------------------------
+
+
+def closed_pipe():
+    """A stream into a pipe whose reader has gone, as `| head -1` leaves it."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return open(writer, "w")
+
+
+def full_disk():
+    """A stream to a disk without space."""
+    return open("/dev/full", "w")
+
+
+@pytest.mark.parametrize(("stream", "is_stderr_lost"), [(closed_pipe, False), (full_disk, True)])
+@one
+def test_a_run_goes_on_without_stdout_and_stderr(script, stream, is_stderr_lost, undisturbed):
+    def run():
+        with (
+            stream() as stdout,  # closing it raises, as the end of a process would, if what is in its buffer is lost
+            stream() as stderr,
+            contextlib.redirect_stdout(stdout),
+            contextlib.redirect_stderr(stderr if is_stderr_lost else given),
+        ):
+            runner.main.run(module.__file__, module.Config, module.make)
+
+    module, given = importlib.import_module(script), io.StringIO()
+    result = capture(run, module.__file__, *small_run(script, name="unread"))
+    assert_finished(result)
+    note = "note: stdout is lost (Broken pipe); the run goes on without it\n"
+    assert given.getvalue() == ("" if is_stderr_lost else note)
+    directory = directory_of(script, "unread")
+    assert {path.name for path in directory.iterdir()} == FILES
+    assert run_differences(directory, undisturbed[2]) == []
+
+
+@one
+def test_a_run_that_begins_without_stdout_and_stderr(script, folder, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [path_of(script), *small_run(script, name="mute")])
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    module = importlib.import_module(script)
+    runner.main.run(module.__file__, module.Config, module.make)
+    assert {path.name for path in directory_of(script, "mute").iterdir()} == FILES
 
 
 # -- Disks that fail ---------------------------------------------------------------------------------------------------

@@ -1,8 +1,11 @@
 """What a run prints while it trains: a progress bar on a terminal, plain lines anywhere else."""
 
+import contextlib
+import os
 import sys
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import IO, Any
 
 import jax
 import numpy as np
@@ -41,6 +44,48 @@ def latest_return(metrics: dict[str, np.ndarray]) -> float:
     last = returns.shape[1] - 1 - np.argmax(np.isfinite(returns[:, ::-1]), axis=1)
     latest = returns[np.arange(len(returns)), last]
     return float(iqm(latest[np.isfinite(latest)])) if np.isfinite(latest).any() else float("nan")
+
+
+@contextlib.contextmanager
+def lasting_output() -> Iterator[None]:
+    """Go on without stdout or stderr when nobody reads it any longer, and say once on stderr that stdout is lost."""
+    stderr = LastingStream(sys.stderr)
+    stdout = LastingStream(sys.stdout, notices=stderr)
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        try:
+            yield
+        finally:
+            stdout.flush()
+            stderr.flush()
+
+
+class LastingStream:
+    """A stream that an error does not end: a closed pipe, a closed terminal, a full disk. What follows goes nowhere."""
+
+    def __init__(self, stream: IO[str] | None, notices: Any = None):
+        self.stream = stream or open(os.devnull, "w")  # noqa: SIM115, a process may begin without stdout or stderr
+        self.notices = notices
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, or begin to write nowhere."""
+        return self._attempt(self.stream.write, text)
+
+    def flush(self) -> None:
+        """Flush, or begin to write nowhere."""
+        self._attempt(self.stream.flush)
+
+    def _attempt(self, method: Any, *args: str) -> Any:
+        try:
+            return method(*args)
+        except OSError as error:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.stream.fileno())  # so what is in its buffer is no error when the process ends
+            os.close(nowhere)
+            if self.notices:
+                print(f"note: stdout is lost ({error.strerror}); the run goes on without it", file=self.notices)
 
 
 class ProgressDisplay:
