@@ -4,7 +4,7 @@ Rooms, from the ground up; a module imports from its own room and from those bef
     ask/         the options of a run, their command line, sweeps
     experiment   the lanes of a run, their parts, progress and results
     machine/     devices, compiled programs, memory, hosts, evaluation, signals
-    folder/      the files of a run: record, metrics, checkpoint, and `load`
+    folder/      the files of a run: lock, record, metrics, checkpoint, and `load`
     tell/        progress, statistics, the report with its plots, wandb
     training     segments of training, with evaluation and saving between them
     main         a whole run

@@ -38,7 +38,7 @@ def run(script: str, config_class: type, make: Callable) -> None:
     """The command line of a script: read sys.argv, train, evaluate, write files.
 
     Exits with status 2 and one line on stderr if the input is bad, with 128 + signal after Ctrl-C or SIGTERM, and
-    with 1 if memory runs out or another process ended before its lanes did.
+    with 1 if memory runs out, another process ended before its lanes did or a file of the report cannot be written.
     """
     timing = Timing()
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
@@ -166,5 +166,8 @@ def conclude(run: Run, results: dict[Part, Result]) -> None:
         run.tracker.log(env_steps, result.metrics)
         points = {name: result.evaluations[name] for name in EVAL_METRICS if result.evaluations}
         run.tracker.log(result.evaluations.get(EVAL_STEPS, ()), points)
-    report(experiment, run.preset, directory, result, run.timing)
+    is_stopped = bool(run.stop.received)
+    is_written = report(experiment, run.preset, directory, result, run.timing, is_stopped)
     run.tracker.finish(result.scores)
+    if not (is_written or is_stopped):
+        raise SystemExit(1)

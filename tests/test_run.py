@@ -452,6 +452,7 @@ def test_a_signal_ends_a_run_after_its_segment_with_all_results_so_far(script, u
     assert result.status == 128 + number, result
     assert "Traceback" not in result.stderr
     assert f"--resume {directory}\n" in result.stderr
+    assert "--resume" not in result.stdout, "one command to continue it"
     assert "greedy evaluation" in result.stdout
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
 
@@ -574,7 +575,7 @@ def test_a_second_ctrl_c_quits_at_once_also_inside_of_a_long_segment(script, fol
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @one
 def test_a_signal_during_compilation(script, undisturbed, monkeypatch, number):
     def compile_segment(*args):
@@ -592,6 +593,23 @@ def test_a_signal_during_compilation(script, undisturbed, monkeypatch, number):
     monkeypatch.setattr(runner.machine.programs, "compile_segment", compiled)
     assert_finished(call(script, "--resume", str(directory), *flags(eval_episodes=2)))
     assert run_differences(directory, undisturbed[2]) == []
+
+
+@one
+def test_a_closed_terminal_leaves_a_run_that_ignores_it(script, monkeypatch):
+    """As under nohup."""
+
+    def compile_segment(*args):
+        signal.raise_signal(signal.SIGHUP)
+        return compiled(*args)
+
+    compiled = runner.machine.programs.compile_segment
+    monkeypatch.setattr(runner.machine.programs, "compile_segment", compile_segment)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert_finished(call(script, *small_run(script, name="alone")))
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 # -- Bad input ---------------------------------------------------------------------------------------------------------
@@ -1279,13 +1297,14 @@ def test_a_run_that_begins_without_stdout_and_stderr(script, folder, monkeypatch
     ],
 )
 @one
-def test_results_that_cannot_be_written_are_a_warning(script, name, undisturbed):
+def test_results_that_cannot_be_written_are_named_and_the_others_are_written(script, name, undisturbed):
     directory = directory_of(script, "blocked")
     (directory / name).mkdir(parents=True)
     result = call(script, *small_run(script, name="blocked"))
-    assert result.status == 0, result
-    assert re.fullmatch(rf"warning: .*{re.escape(str(directory / name))}.*\n", result.stderr), result.stderr
+    assert result.status == 1, result
+    assert re.fullmatch(f"error: {directory / name} is not written: .*\n", result.stderr), result.stderr
     assert "greedy evaluation" in result.stdout
+    assert f"results in {directory}\n" in result.stdout
     assert run_differences(directory, undisturbed[2]) == []
     assert {path.name for path in directory.iterdir()} == FILES, "one file in the way must not take the others with it"
 

@@ -5,7 +5,8 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,16 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def attempt(write: Callable, path: Path, *content: Any) -> bool:
+    """Write a file without which the run goes on; an error is printed. Returns whether it was written."""
+    try:
+        write(path, *content)
+    except OSError as error:
+        print(f"error: {path} is not written: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

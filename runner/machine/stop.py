@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM."""
+"""Ctrl-C, SIGTERM, and SIGHUP of a terminal that is closed."""
 
 import os
 import signal
@@ -6,13 +6,19 @@ import sys
 
 
 class StopSignal:
-    """Turns the first Ctrl-C or SIGTERM into a request to stop after the current segment; a second Ctrl-C quits."""
+    """Turns the first signal into a request to stop after the current segment; a second Ctrl-C quits.
+
+    SIGHUP stays ignored where it is, as under nohup.
+    """
 
     def __init__(self):
         self.received = 0
 
     def __enter__(self):
-        self.previous = {number: signal.signal(number, self.receive) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        self.previous = {number: signal.signal(number, self.receive) for number in numbers}
         return self
 
     def __exit__(self, *_):

@@ -1,8 +1,7 @@
 """The end of a run: the tables that it prints and the files that it writes."""
 
 import shlex
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from common.environment import make_env
 from runner.ask.cli import rerun_command, shown_path
 from runner.experiment import EVAL_STEPS, Experiment, Result
 from runner.folder import files
+from runner.folder.files import attempt
 from runner.folder.record import describe_machine
 from runner.machine.evaluation import episode_limit
 from runner.tell.plots import plot_curve, plot_curves, plot_metrics, plot_sweep
@@ -41,19 +41,23 @@ class Scores:
     diverged: np.ndarray  # lanes
 
 
-def report(experiment: Experiment, preset: Any, directory: Path, result: Result, timing: Timing) -> None:
-    """Print the table of scores and write summary.json, curve.csv and the plots.
+def report(
+    experiment: Experiment, preset: Any, directory: Path, result: Result, timing: Timing, is_stopped: bool
+) -> bool:
+    """Print the table of scores and write summary.json, curve.csv and the plots. Returns whether all were written.
 
     Args:
         preset: the Config of the environment, None without one.
+        is_stopped: whether a signal stopped the run; how to continue it is then said elsewhere.
     """
     with timing.measure("reporting"):
         scores = compute(experiment, preset, result)
-        write_plots(experiment, directory, result, scores)
+        is_written = write_plots(experiment, directory, result, scores)
     summary = scores.summary | {"timing": timing.summary()} | describe_machine()
-    attempt(files.write_json, directory / files.SUMMARY, summary)
+    is_written &= attempt(files.write_json, directory / files.SUMMARY, summary)
     print_scores(experiment, directory, scores)
-    print_commands(experiment, directory)
+    print_commands(experiment, directory, is_stopped)
+    return is_written
 
 
 def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
@@ -105,22 +109,23 @@ def summarize_setting(
 # -- Files -------------------------------------------------------------------------------------------------------------
 
 
-def write_plots(experiment: Experiment, directory: Path, result: Result, scores: Scores) -> None:
-    """Write curve.csv and the pictures."""
+def write_plots(experiment: Experiment, directory: Path, result: Result, scores: Scores) -> bool:
+    """Write curve.csv and the pictures. Returns whether all were written."""
     curves, ranking = scores.curves, scores.ranking
     title = f"{experiment.algorithm} on {experiment.config.env}"
     if experiment.settings:
         is_grid = experiment.options.sweep_samples == 0
-        attempt(plot_sweep, directory / files.SWEEP_PLOT, experiment.settings, scores.settings, is_grid, title)
+        ok = attempt(plot_sweep, directory / files.SWEEP_PLOT, experiment.settings, scores.settings, is_grid, title)
         names = [experiment.name_setting(i) for i in range(experiment.num_settings)]
-        attempt(plot_curves, directory / files.CURVE_PLOT, names, curves, ranking, title)
+        ok &= attempt(plot_curves, directory / files.CURVE_PLOT, names, curves, ranking, title)
     else:
-        attempt(plot_curve, directory / files.CURVE_PLOT, {kind: x[0] for kind, x in curves.items()}, title)
+        ok = attempt(plot_curve, directory / files.CURVE_PLOT, {kind: x[0] for kind, x in curves.items()}, title)
     env_steps = experiment.env_steps(result.metrics["episode_return"].shape[1])
     shown = {name: experiment.by_setting(x)[ranking[0]] for name, x in result.metrics.items()}
-    attempt(plot_metrics, directory / files.METRICS_PLOT, env_steps, shown, title)
+    ok &= attempt(plot_metrics, directory / files.METRICS_PLOT, env_steps, shown, title)
     columns = [*experiment.settings, "return", "env_step", "mean", "iqm", "ci_low", "ci_high"]
-    attempt(files.write_table, directory / files.CURVE_TABLE, columns, curve_rows(experiment.settings, curves))
+    rows = curve_rows(experiment.settings, curves)
+    return ok & attempt(files.write_table, directory / files.CURVE_TABLE, columns, rows)
 
 
 def curve_rows(settings: dict[str, np.ndarray], curves: dict[str, list[Curve]]) -> Iterator[list[Any]]:
@@ -130,14 +135,6 @@ def curve_rows(settings: dict[str, np.ndarray], curves: dict[str, list[Curve]]) 
             setting = [str(values[index]) for values in settings.values()]
             for row in zip(curve.env_steps, curve.mean, curve.iqm, curve.ci_low, curve.ci_high, strict=True):
                 yield [*setting, kind, int(row[0]), *(f"{x:.6g}" for x in row[1:])]
-
-
-def attempt(write: Callable, path: Path, *content: Any) -> None:
-    """Write a file. Checkpoint and metrics are saved already, so an error is only a warning."""
-    try:
-        write(path, *content)
-    except OSError as error:
-        print(f"warning: {path} is not written: {error}", file=sys.stderr)
 
 
 # -- Printing ----------------------------------------------------------------------------------------------------------
@@ -189,11 +186,12 @@ def print_ranking(experiment: Experiment, directory: Path, scores: Scores) -> No
         print(f"and {len(scores.ranking) - MAX_ROWS} more in {directory / files.SUMMARY}")
 
 
-def print_commands(experiment: Experiment, directory: Path) -> None:
+def print_commands(experiment: Experiment, directory: Path, is_stopped: bool) -> None:
     """Print where the results are, and what can be done with them."""
     script, run = shlex.quote(shown_path(experiment.script)), shlex.quote(str(directory))
     longer = 2 * experiment.config.total_timesteps
     print(f"\nresults in {directory}")
-    print(f"  continue:    python {script} --resume {run} --total-timesteps {longer}")
+    if not is_stopped:
+        print(f"  continue:    python {script} --resume {run} --total-timesteps {longer}")
     print(f"  draw:        python -m runner.render {run}")
     print(f"  compare:     python -m runner.compare {run} OTHER_RUN", flush=True)
