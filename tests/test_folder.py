@@ -413,6 +413,7 @@ def test_only_resuming_refuses_a_field_that_the_script_does_not_have(tmp_path):
         (("options", "sweep"), "gamma=1"),
         (("options", "sweep"), [1]),
         (("options", "wandb"), 7),
+        (("options", "wandb"), "maybe"),
         (("options", "name"), "../x"),
         (("options", "matmul_precision"), "float16"),
         *((("parts",), value) for value in (None, 3, [3], [None], ["05"], [[0]], [[0, 1, 2]], [{"0": 1, "5": 2}])),

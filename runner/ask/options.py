@@ -1,5 +1,6 @@
 """Command-line options of a run, besides the Config of the algorithm."""
 
+import typing
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Literal
@@ -74,8 +75,10 @@ def check_options(options: Options) -> None:
     batch = options.lanes_per_batch
     if batch != "auto" and not (batch.isdecimal() and int(batch) >= 1):
         raise ValueError(f"lanes_per_batch must be auto or at least 1, not {batch}")
-    if options.matmul_precision not in PRECISIONS:
-        raise ValueError(f"matmul_precision must be one of {', '.join(PRECISIONS)}, not {options.matmul_precision}")
+    for name, kind in typing.get_type_hints(Options).items():
+        if typing.get_origin(kind) is Literal and getattr(options, name) not in typing.get_args(kind):
+            allowed = ", ".join(typing.get_args(kind))
+            raise ValueError(f"{name} must be one of {allowed}, not {getattr(options, name)}")
     if options.name in (".", "..") or "/" in options.name or not options.name.isprintable():
         raise ValueError(f"name must be the name of one folder, not {options.name!r}; --out says where it is")
     _check_processes(options)
