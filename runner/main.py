@@ -16,7 +16,7 @@ from common.suites import short_name
 from runner.ask.cli import check_not_swept, check_unchanged, fail, find_preset, look_ahead, parse
 from runner.ask.options import PRECISIONS, Options
 from runner.ask.sweep import count_settings, make_settings, read_axes
-from runner.experiment import EVAL_METRICS, EVAL_STEPS, Experiment, Part, Result, join_results
+from runner.experiment import Experiment, Part, Result, join_results
 from runner.folder.claim import claimed_folder
 from runner.folder.files import write_metrics
 from runner.folder.record import Record, check_parts, read_config, read_options, read_record
@@ -163,9 +163,7 @@ def conclude(run: Run, results: dict[Part, Result]) -> None:
         env_steps = experiment.env_steps(experiment.config.num_iterations)
         lanes = experiment.lanes_of(Part(0, experiment.num_lanes))
         write_metrics(directory, env_steps, lanes, result.metrics, result.evaluations)
-        run.tracker.log(env_steps, result.metrics)
-        points = {name: result.evaluations[name] for name in EVAL_METRICS if result.evaluations}
-        run.tracker.log(result.evaluations.get(EVAL_STEPS, ()), points)
+        run.tracker.log_result(env_steps, result)
     is_stopped = bool(run.stop.received)
     is_written = report(experiment, run.preset, directory, result, run.timing, is_stopped)
     run.tracker.finish(result.scores)

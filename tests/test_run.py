@@ -1175,13 +1175,15 @@ def test_wandb_without_network(script, per_seed, undisturbed, folder):
     assert run_differences(directory, undisturbed[2]) == []
     metrics = saved_metrics(directory)
     summary = json.loads((directory / "summary.json").read_text())["eval_episode_return"]
-    group = f"{ENVS[script][0]}-tracked"
+    group = f"{script}-{ENVS[script][0]}-tracked"
+    assert result.stdout.endswith(f"\n  upload:      wandb sync {directory}/wandb/offline-run-*\n")
     names = [f"{group}-seed0", f"{group}-seed1"] if per_seed else [group]
     runs = wandb_runs(directory)
     assert len(runs) == len(names)
     for lane, name in enumerate(names):
         (run,) = (run for run in runs if name.encode() in run)
         assert sorted(set(logged(run, "env_steps"))) == metrics["env_steps"].tolist()
+        assert sorted(set(logged(run, "_step"))) == metrics["env_steps"].tolist()
         lanes = slice(lane, lane + 1) if per_seed else slice(None)
         assert set(logged(run, "num_episodes")) == set(metrics["num_episodes"][lanes].mean(axis=0))
         score = summary["per_seed"][lane] if per_seed else summary["iqm"]
@@ -1207,13 +1209,15 @@ class FakeRun:
     """What the tracker uses of a wandb run."""
 
     def __init__(self, logged):
-        self.summary, self.logged = {}, logged
+        self.summary, self.logged, self.step = {}, logged, 0
 
     def define_metric(self, *args, **kwargs):
         pass
 
-    def log(self, values):
-        self.logged.append(values["env_steps"])
+    def log(self, values, step):
+        assert step == values["env_steps"] >= self.step, "wandb drops what is logged at an earlier step"
+        self.step = step
+        self.logged.append(values)
 
     def finish(self):
         pass
@@ -1234,8 +1238,40 @@ def test_a_resumed_run_continues_its_wandb_runs(monkeypatch):
     assert len(ids) == 4
     assert ids[:2] == ids[2:]
     assert len(set(ids)) == 2
-    config = small_config("ppo")
-    assert sorted(logged) == sorted(2 * [config.env_steps(i + 1) for i in range(44)])
+    env_steps = [small_config("ppo").env_steps(i + 1) for i in range(44)]
+    assert sorted(values["env_steps"] for values in logged) == sorted(2 * env_steps)
+
+
+@one
+def test_wandb_tells_algorithms_options_and_settings_apart(script, monkeypatch):
+    import wandb
+
+    inits = []
+    monkeypatch.setattr(wandb, "init", lambda **kwargs: inits.append(kwargs) or FakeRun([]))
+    arguments = small_run(script, 2, name="tracked", wandb="offline", num_seeds=1, eval_episodes=0, eval_max_steps=77)
+    assert_finished(call(script, *arguments, "--sweep", "gamma=0.9,0.99"))
+    group = f"{script}-{ENVS[script][0]}-tracked"
+    assert [kwargs["name"] for kwargs in inits] == [f"{group}-gamma=0.9", f"{group}-gamma=0.99"]
+    for kwargs, gamma in zip(inits, (0.9, 0.99), strict=True):
+        assert (kwargs["group"], kwargs["tags"]) == (group, [script])
+        expected = {"algorithm": script, "gamma": gamma, "eval_max_steps": 77, "seed": 0, "num_seeds": 1}
+        assert kwargs["config"].items() >= expected.items()
+
+
+def test_wandb_gets_the_evaluations_of_all_parts_in_the_order_of_their_env_steps(monkeypatch):
+    """Its steps may not go back."""
+    import wandb
+
+    logged = []
+    monkeypatch.setattr(wandb, "init", lambda **_: FakeRun(logged))
+    arguments = small_run("ppo", name="tracked", wandb="offline", lanes_per_batch="1", eval_every="320")
+    assert_finished(call("ppo", *arguments))
+    steps = [values["env_steps"] for values in logged]
+    assert steps == sorted(set(steps))
+    metrics = saved_metrics(directory_of("ppo", "tracked"))
+    evaluated = {x["env_steps"]: x["eval_episode_return"] for x in logged if "eval_episode_return" in x}
+    expected = metrics["eval_episode_return"].mean(axis=0)
+    assert evaluated == dict(zip(metrics["eval_env_steps"].tolist(), expected.tolist(), strict=True))
 
 
 # -- Output that nobody reads ------------------------------------------------------------------------------------------

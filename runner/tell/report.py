@@ -195,3 +195,5 @@ def print_commands(experiment: Experiment, directory: Path, is_stopped: bool) ->
         print(f"  continue:    python {script} --resume {run} --total-timesteps {longer}")
     print(f"  draw:        python -m runner.render {run}")
     print(f"  compare:     python -m runner.compare {run} OTHER_RUN", flush=True)
+    if experiment.options.wandb == "offline":
+        print(f"  upload:      wandb sync {run}/wandb/offline-run-*", flush=True)

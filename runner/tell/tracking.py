@@ -7,7 +7,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from runner.experiment import Experiment
+from runner.ask.options import PROCESS
+from runner.experiment import EVAL_METRICS, EVAL_STEPS, Experiment, Result
 from runner.tell.statistics import iqm
 
 
@@ -33,7 +34,8 @@ def _is_logged_in() -> bool:
 class Tracker:
     """Logs metrics on env steps: one wandb run per setting with the IQM over seeds, or one per lane, in one group.
 
-    A resumed run continues its wandb runs, whose ids are derived from `wandb_id`.
+    A resumed run continues its wandb runs, whose ids are derived from `wandb_id`. The step of wandb is the env step:
+    wandb counts from 0 again when a run is resumed offline.
     """
 
     def __init__(self, experiment: Experiment, directory: Path, wandb_id: str):
@@ -44,14 +46,16 @@ class Tracker:
             return
         import wandb
 
-        group, lanes = f"{experiment.config.env}-{directory.name}", np.arange(experiment.num_lanes)
+        group = f"{experiment.algorithm}-{experiment.config.env}-{directory.name}"
+        config = {"algorithm": experiment.algorithm} | dataclasses.asdict(experiment.config)
+        config |= {name: x for name, x in dataclasses.asdict(options).items() if name not in PROCESS}
+        lanes = np.arange(experiment.num_lanes)
         for index, lanes_of_setting in enumerate(experiment.by_setting(lanes)):
             setting = experiment.setting(index)
-            name = "-".join([group, *(f"{field}={value:g}" for field, value in setting.items())])
+            name = "-".join([group, *experiment.name_setting(index).split()])
             shown = lanes_of_setting[:, None] if options.wandb_per_seed else lanes_of_setting[None]
             for lanes in shown:
                 seed = int(experiment.lane_seeds[lanes[0]])
-                config = dataclasses.asdict(experiment.config) | setting
                 run = wandb.init(
                     mode=options.wandb,
                     project=options.wandb_project,
@@ -59,7 +63,8 @@ class Tracker:
                     resume="allow",
                     name=f"{name}-seed{seed}" if options.wandb_per_seed else name,
                     group=group,
-                    config=config | {"seed": seed, "num_seeds": options.num_seeds},
+                    tags=[experiment.algorithm],
+                    config=config | setting | {"seed": seed},
                     dir=directory,
                     reinit="create_new",
                     settings=wandb.Settings(silent=True),
@@ -69,11 +74,25 @@ class Tracker:
                 self.runs.append((run, lanes))
 
     def log(self, env_steps: np.ndarray, metrics: dict[str, np.ndarray]) -> None:
-        """env_steps [n], metrics [num_lanes, n]; values that are not finite (no episode ended) are left out."""
+        """env_steps [n], ascending from call to call; what is logged at the same one is joined. metrics [num_lanes, n];
+        values that are not finite (no episode ended) are left out."""
         for run, lanes in self.runs:
-            for i, step in enumerate(env_steps):
+            for i, step in enumerate(env_steps.tolist()):
                 values = {name: _iqm_of_finite(x[lanes, i]) for name, x in metrics.items()}
-                run.log({"env_steps": int(step)} | {name: x for name, x in values.items() if np.isfinite(x)})
+                run.log({"env_steps": step} | {name: x for name, x in values.items() if np.isfinite(x)}, step=step)
+
+    def log_result(self, env_steps: np.ndarray, result: Result) -> None:
+        """All metrics and evaluations of a run whose parts were trained one after another; env_steps [num_iterations].
+
+        wandb takes no step below the last one, so evaluations are logged among the metrics.
+        """
+        evaluated = result.evaluations.get(EVAL_STEPS, np.empty(0, np.int64))
+        steps, metrics = np.union1d(env_steps, evaluated), {}
+        for name, x in (result.metrics | result.evaluations).items():
+            if name != EVAL_STEPS:
+                metrics[name] = np.full((len(x), len(steps)), np.nan)
+                metrics[name][:, np.isin(steps, evaluated if name in EVAL_METRICS else env_steps)] = x
+        self.log(steps, metrics)
 
     def finish(self, scores: dict[str, np.ndarray]) -> None:
         """Write the scores of the lanes, [num_lanes] each, into the summary and close."""
