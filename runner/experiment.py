@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from runner.ask.options import Options
+from runner.ask.sweep import short_texts
 
 EVAL_STEPS, EVAL_METRICS = "eval_env_steps", ("eval_episode_return", "eval_episode_length")
 MAX_NAMES = 20  # lanes in a list
@@ -79,8 +80,13 @@ class Experiment:
         return {name: float(str(values[index])) for name, values in self.settings.items()}
 
     def name_setting(self, index: int) -> str:
-        """`learning_rate=0.001 gamma=0.99`; empty without a sweep."""
-        return " ".join(f"{name}={value}" for name, value in self.setting(index).items())
+        """`learning_rate=0.001 gamma=0.99`, with no more digits than tell the settings apart; empty without a sweep."""
+        return " ".join(f"{name}={self._short_texts[name][value]}" for name, value in self.setting(index).items())
+
+    @cached_property
+    def _short_texts(self) -> dict[str, dict[float, str]]:
+        """Swept field -> value -> its text."""
+        return {name: short_texts(float(str(value)) for value in values) for name, values in self.settings.items()}
 
     def name_lane(self, lane: int) -> str:
         """`seed 3`, in a sweep with its setting."""

@@ -15,7 +15,7 @@ import jax
 from common.suites import short_name
 from runner.ask.cli import check_not_swept, check_unchanged, fail, find_preset, look_ahead, parse
 from runner.ask.options import PRECISIONS, Options
-from runner.ask.sweep import count_settings, make_settings, read_axes
+from runner.ask.sweep import check_distinct, count_settings, make_settings, read_axes
 from runner.experiment import Experiment, Part, Result, join_results
 from runner.folder.claim import claimed_folder
 from runner.folder.files import write_metrics
@@ -96,6 +96,8 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     abstract_state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
     check_memory(config, options, num_lanes, abstract_state)
     check_wandb(options.wandb)
+    if not record:
+        check_distinct(axes)
     settings = make_settings(axes, options.sweep_samples, options.seed)
     experiment = Experiment(script, make, config, options, settings)
     parts = record.parts if record else []

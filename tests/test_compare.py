@@ -417,6 +417,15 @@ def test_settings_of_a_sweep_are_methods(folder, figures):
     assert methods(compared("sweep", "single", "--labels", "s", "x"))[:2] == ["x", "s learning_rate=0.064"]
 
 
+def test_settings_are_named_with_no_more_digits_than_tell_them_apart(folder):
+    write_run("sweep", [1, 2, 3, 4], num_seeds=2, sweep=np.repeat([1e-3 / 3, 2e-3 / 3], 2))
+    write_run("single", [5, 6], learning_rate=0.1 / 3)
+    rates = ("0.03333", "0.0006667", "0.0003333")
+    assert methods(compared("sweep", "single")) == [f"ppo learning_rate={x}" for x in rates]
+    write_run("near", [7, 8], learning_rate=0.1 / 3 + 1e-7)
+    assert methods(compared("single", "near")) == ["ppo learning_rate=0.0333334", "ppo learning_rate=0.0333333"]
+
+
 def test_a_setting_that_a_random_sweep_drew_twice_counts_once(folder):
     write_run("sweep", [1, 2, 1, 2, 5, 6], num_seeds=2, sweep=np.repeat([0.1, 0.1, 0.2], 2))
     compared("sweep")

@@ -16,9 +16,10 @@ from matplotlib import image
 
 import ppo
 import runner.machine.programs
+import runner.main
 from common.config import Fraction, NonNegative
 from runner.ask.options import Options
-from runner.ask.sweep import count_settings, make_settings, read_axes
+from runner.ask.sweep import check_distinct, count_settings, make_settings, read_axes, short_texts
 from runner.experiment import Experiment
 from runner.folder.load import load
 
@@ -128,6 +129,45 @@ def test_what_cannot_be_swept_is_refused(sweeps, num_samples, message):
 
 
 @pytest.mark.parametrize(
+    ("sweep", "num_samples", "value"),
+    [
+        ("learning-rate=1e-3,2e-3,0.001", 0, "0.001"),
+        ("learning-rate=0.1,0.1", 5, "0.1"),
+        ("target-entropy=0,-0.0", 0, "-?0.0"),
+        ("gamma=0.99,0.990000001", 0, "0.99"),
+        ("gamma=lin:0.99:0.990000001:2", 0, "0.99"),
+        ("gamma=lin:0.9:0.9000001:5", 0, "0.9"),
+        ("gamma=log:0.9:0.900000001", 5, "0.9"),
+    ],
+)
+def test_a_value_that_a_sweep_has_twice_is_refused(sweep, num_samples, value):
+    """Also two values that are equal as float32, in which lanes are trained."""
+    axes = read_axes([sweep], num_samples, Config())
+    with pytest.raises(ValueError, match=rf"--sweep \w+ has {value}\d* more than once"):
+        check_distinct(axes)
+
+
+@pytest.mark.parametrize(("sweep", "num_samples"), [("gamma=lin:0:1:1000", 0), ("gamma=0.1,0.2", 9), ("gamma=0.5", 0)])
+def test_values_that_differ_are_not_refused(sweep, num_samples):
+    check_distinct(read_axes([sweep], num_samples, Config()))
+
+
+def test_values_are_shown_with_four_digits_or_with_as_many_as_tell_them_apart():
+    settings = settings_of("learning-rate=log:1e-4:1e-2:4", "gamma=0.99,0.990001")
+    experiment = Experiment("script.py", None, Config(), Options(), settings)
+    names = [experiment.name_setting(index) for index in range(8)]
+    assert names[2:4] == ["learning_rate=0.0004642 gamma=0.99", "learning_rate=0.0004642 gamma=0.990001"]
+    assert experiment.setting(2)["learning_rate"] == float(str(np.float32(0.0004641588833612782))), "as exact as before"
+
+
+@given(st.lists(st.floats(-1e30, 1e30), max_size=20))
+def test_texts_of_different_numbers_differ(values):
+    texts = short_texts(values)
+    assert len(set(texts.values())) == len(set(values))
+    assert all(float(text) == pytest.approx(value, rel=1e-3) for value, text in texts.items())
+
+
+@pytest.mark.parametrize(
     ("sweeps", "num_samples", "expected"),
     [
         ([], 0, 1),
@@ -233,8 +273,36 @@ def test_a_setting_that_diverges_comes_last_and_is_named():
 
 
 @in_folder
-def test_a_bad_sweep_is_one_line():
-    result = call("ppo", *small_run("ppo"), "--sweep", "num-envs=1,2")
+def test_a_sweep_without_evaluation_has_the_training_returns_by_which_it_is_ranked():
+    result = call("ppo", *small_run("ppo", name="sweep", eval_episodes=0), "--sweep", "learning-rate=1e-5,1e-2,3e-2")
+    assert result.status == 0, result
+    summary = json.loads(Path("runs/ppo/CartPole-v1/sweep/summary.json").read_text())
+    metrics = saved_metrics(Path("runs/ppo/CartPole-v1/sweep"))
+    assert summary["ranked_by"] == "training_return"
+    scores = [setting["training_return"] for setting in summary["settings"]]
+    assert [scores[i]["iqm"] for i in summary["ranking"]] == sorted((x["iqm"] for x in scores), reverse=True)
+    returns, counts = metrics["episode_return"][0, -4:], metrics["num_episodes"][0, -4:]
+    assert scores[0]["per_seed"][0] == pytest.approx(np.nansum(returns * counts) / counts.sum())
+
+
+@in_folder
+def test_a_tie_is_said_also_of_a_run_that_has_a_value_twice(monkeypatch):
+    """As runs of earlier versions may, which are resumed all the same."""
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.main, "check_distinct", lambda axes: None)
+        result = call("ppo", *small_run("ppo", name="tied"), "--sweep", "learning-rate=1e-3,1e-3")
+    assert result.status == 0, result
+    result = call("ppo", "--resume", "runs/ppo/CartPole-v1/tied", "--eval-episodes", "1")
+    assert result.status == 0, result
+    assert "\n2 settings tie for the best IQM; their order is that of the mean" in result.stdout
+    result = call("ppo", *small_run("ppo", name="apart"), "--sweep", "learning-rate=1e-2,1e-9")
+    assert "tie" not in result.stdout
+
+
+@in_folder
+@pytest.mark.parametrize("sweep", ["num-envs=1,2", "gamma=0.9,0.9"])
+def test_a_bad_sweep_is_one_line(sweep):
+    result = call("ppo", *small_run("ppo"), "--sweep", sweep)
     assert result.status == 2
     assert result.stderr.count("\n") == 1
     assert not Path("runs").exists()

@@ -5,6 +5,7 @@ import difflib
 import itertools
 import math
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +106,19 @@ def count_settings(axes: dict[str, Axis], num_samples: int) -> int:
     return num_samples or math.prod(axis.count for axis in axes.values())
 
 
+def check_distinct(axes: dict[str, Axis]) -> None:
+    """Raise ValueError if a sweep has a value twice, or two that are equal as float32: it would train a setting twice.
+
+    A new run is checked, a recorded one is not: those of earlier versions may have them.
+    """
+    for name, axis in axes.items():
+        values = np.float32(axis.grid() if axis.count else axis.numbers)
+        unique, counts = np.unique(values, return_counts=True)
+        if len(unique) < len(values):
+            value = str(unique[counts.argmax()])
+            raise ValueError(f"--sweep {name} has {value} more than once (values are float32); give each value once")
+
+
 def make_settings(axes: dict[str, Axis], num_samples: int, seed: int) -> dict[str, np.ndarray]:
     """Every setting of a sweep: the grid of all combinations, the last name changing fastest, or random ones.
 
@@ -116,3 +130,13 @@ def make_settings(axes: dict[str, Axis], num_samples: int, seed: int) -> dict[st
         return {name: axis.draw(num_samples, rng) for name, axis in axes.items()}
     grid = itertools.product(*(axis.grid() for axis in axes.values()))
     return dict(zip(axes, np.array(list(grid), np.float32).T, strict=True)) if axes else {}
+
+
+def short_texts(values: Iterable[float]) -> dict[float, str]:
+    """Each value as text: 4 significant digits, or as many more as it takes to tell all of them apart."""
+    unique = set(values)
+    for digits in range(4, 18):  # with 17 no two floats look equal
+        texts = {value: str(float(f"{value:.{digits}g}")) for value in unique}
+        if len(set(texts.values())) == len(unique):
+            break
+    return texts

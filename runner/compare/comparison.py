@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from runner.ask.sweep import short_texts
 from runner.experiment import Part
 from runner.folder import files
 from runner.folder.record import read_record
@@ -27,7 +28,7 @@ class Line:
     directory: Path
     algorithm: str
     env: str
-    fields: dict[str, Any]  # of the Config, with the setting of a sweep
+    fields: dict[str, Any]  # of the Config, with the setting of a sweep; in a labelled line its floats are texts
     swept: tuple[str, ...]  # names of the swept fields
     planned_seeds: int  # more than there are if the run was interrupted
     metrics: dict[str, np.ndarray]  # STEPS [n], RETURNS [num_seeds, n]
@@ -133,7 +134,7 @@ def label_lines(lines: list[Line], labels: dict[Path, str]) -> list[Line]:
     Raises:
         ValueError: two lines of an environment have the same label.
     """
-    names = {}
+    names, lines = {}, _with_short_texts(lines)
     for algorithm in {line.algorithm for line in lines}:
         same = [line for line in lines if line.algorithm == algorithm]
         names[algorithm] = iter([_label(labels[x.directory], x, x.swept) for x in same] if labels else _name(same))
@@ -142,6 +143,15 @@ def label_lines(lines: list[Line], labels: dict[Path, str]) -> list[Line]:
     if count > 1:
         raise ValueError(f"{count} runs of {env} have the label {label!r}; give each run its own with --labels")
     return labelled
+
+
+def _with_short_texts(lines: list[Line]) -> list[Line]:
+    """The lines, with texts that tell them apart instead of the numbers of fields that are floats."""
+    texts = {}
+    for name in {name for line in lines for name in line.fields}:
+        texts[name] = short_texts(x for line in lines if isinstance(x := line.fields.get(name), float))
+    fields = [{name: texts[name][x] if isinstance(x, float) else x for name, x in y.fields.items()} for y in lines]
+    return [dataclasses.replace(line, fields=x) for line, x in zip(lines, fields, strict=True)]
 
 
 def _name(lines: list[Line]) -> list[str]:

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from runner.ask.sweep import short_texts
 from runner.folder.files import replacing
 from runner.tell.statistics import Curve
 
@@ -173,8 +174,8 @@ def _plot_heat_map(figure: Figure, settings: dict[str, np.ndarray], scores: np.n
     cells[np.searchsorted(y_values, y), np.searchsorted(x_values, x)] = scores
     axes = figure.add_subplot()
     image = axes.imshow(cells, origin="lower", aspect="auto")
-    axes.set_xticks(range(len(x_values)), [f"{value:.3g}" for value in x_values], rotation=45)
-    axes.set_yticks(range(len(y_values)), [f"{value:.3g}" for value in y_values])
+    axes.set_xticks(range(len(x_values)), map(short_texts(x_values).get, x_values), rotation=45)
+    axes.set_yticks(range(len(y_values)), map(short_texts(y_values).get, y_values))
     axes.set(xlabel=x_name, ylabel=y_name)
     if cells.size <= 100:
         middle = (np.nanmin(cells) + np.nanmax(cells)) / 2 if np.isfinite(cells).any() else 0.0

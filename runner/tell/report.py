@@ -2,43 +2,24 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from common.environment import make_env
-from runner.ask.cli import rerun_command, shown_path
-from runner.experiment import EVAL_STEPS, Experiment, Result
+from runner.ask.cli import shown_path
+from runner.experiment import Experiment, Result
 from runner.folder import files
 from runner.folder.files import attempt
 from runner.folder.record import describe_machine
 from runner.machine.evaluation import episode_limit
 from runner.tell.plots import plot_curve, plot_curves, plot_metrics, plot_sweep
-from runner.tell.statistics import (
-    Curve,
-    evaluation_curve,
-    final_return,
-    finite_lanes,
-    learning_curve,
-    rank,
-    summarize,
-)
+from runner.tell.scores import Scores, compute
+from runner.tell.statistics import Curve
 from runner.tell.timing import Timing
 
 MAX_ROWS = 20  # settings in the table
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The numbers of a report."""
-
-    summary: dict[str, Any]  # of summary.json
-    curves: dict[str, list[Curve]]  # training and, with two evaluations or more, evaluation: of each setting
-    settings: list[dict[str, float]]  # statistics of each setting's final scores; of a sweep alone
-    ranking: list[int]  # settings, the best first
-    diverged: np.ndarray  # lanes
 
 
 def report(
@@ -58,52 +39,6 @@ def report(
     print_scores(experiment, directory, scores)
     print_commands(experiment, directory, is_stopped)
     return is_written
-
-
-def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
-    """All numbers of a report."""
-    config, options, scores = experiment.config, experiment.options, dict(result.scores)
-    num_cut = int(scores.pop("eval_cut_episodes", np.zeros(1)).sum())
-    is_healthy = scores.pop("is_healthy") & finite_lanes(result.metrics)
-    summary = {
-        "env": config.env,
-        "env_steps": config.env_steps(result.metrics["episode_return"].shape[1]),
-        "eval_episodes": options.eval_episodes,
-        "eval_cut_episodes": num_cut,
-    }
-    entries = [summarize_setting(experiment, scores, is_healthy, i) for i in range(experiment.num_settings)]
-    settings, ranking = [], [0]
-    if experiment.settings:
-        training = final_return(result.metrics["episode_return"], result.metrics["num_episodes"])
-        final = np.where(is_healthy, scores.get("eval_episode_return", training), np.nan)  # one that diverged is last
-        settings = [summarize(x) for x in experiment.by_setting(final)]
-        ranking, defaults = rank(settings), preset or type(config)()
-        rerun = rerun_command(experiment.script, config, options, defaults, experiment.setting(ranking[0]))
-        summary |= {"settings": entries, "ranking": ranking, "rerun": rerun}
-    else:
-        summary |= entries[0]
-    return Scores(summary, make_curves(experiment, result), settings, ranking, np.flatnonzero(~is_healthy))
-
-
-def make_curves(experiment: Experiment, result: Result) -> dict[str, list[Curve]]:
-    """The learning curves of each setting: of the training return and, with two points or more, of the evaluation."""
-    env_steps = experiment.env_steps(result.metrics["episode_return"].shape[1])
-    returns, counts = (experiment.by_setting(result.metrics[name]) for name in ("episode_return", "num_episodes"))
-    curves = {"training": [learning_curve(env_steps, *x) for x in zip(returns, counts, strict=True)]}
-    if len(result.evaluations.get(EVAL_STEPS, ())) > 1:
-        steps, returns = result.evaluations[EVAL_STEPS], result.evaluations["eval_episode_return"]
-        curves["evaluation"] = [evaluation_curve(steps, x) for x in experiment.by_setting(returns)]
-    return curves
-
-
-def summarize_setting(
-    experiment: Experiment, scores: dict[str, np.ndarray], is_healthy: np.ndarray, index: int
-) -> dict[str, Any]:
-    """The entry of one setting in summary.json."""
-    seeds, healthy = (experiment.by_setting(x)[index] for x in (experiment.lane_seeds, is_healthy))
-    by_setting = {name: experiment.by_setting(x)[index] for name, x in scores.items()}
-    summaries = {name: summarize(x) | {"per_seed": x.tolist()} for name, x in by_setting.items()}
-    return experiment.setting(index) | {"diverged_seeds": seeds[~healthy].tolist()} | summaries
 
 
 # -- Files -------------------------------------------------------------------------------------------------------------
@@ -172,8 +107,8 @@ def print_scores(experiment: Experiment, directory: Path, scores: Scores) -> Non
 
 def print_ranking(experiment: Experiment, directory: Path, scores: Scores) -> None:
     """Print the settings of a sweep, best first."""
-    is_evaluated = "eval_episode_return" in scores.summary["settings"][0]
     episodes = f"greedy evaluation over {count(experiment.options.eval_episodes, 'whole episode')}"
+    is_evaluated = scores.summary["ranked_by"] == "eval_episode_return"
     what = episodes if is_evaluated else "training return over the last tenth"
     seeds = count(experiment.options.num_seeds, "seed")
     print(f"\n{what}, {count(experiment.num_settings, 'setting')} with {seeds} each, best first:")
@@ -184,6 +119,9 @@ def print_ranking(experiment: Experiment, directory: Path, scores: Scores) -> No
         print(f"{name:{width}} {row(scores.settings[index], ['iqm', 'min', 'max'])}")
     if len(scores.ranking) > MAX_ROWS:
         print(f"and {len(scores.ranking) - MAX_ROWS} more in {directory / files.SUMMARY}")
+    best = scores.settings[scores.ranking[0]]
+    if (num_tied := sum(setting["iqm"] == best["iqm"] for setting in scores.settings)) > 1:
+        print(f"{num_tied} settings tie for the best IQM; their order is that of the mean, then that of --sweep")
 
 
 def print_commands(experiment: Experiment, directory: Path, is_stopped: bool) -> None:

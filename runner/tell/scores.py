@@ -1,0 +1,77 @@
+"""The numbers of a report: the scores of all settings, their ranking and their learning curves."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runner.ask.cli import rerun_command
+from runner.experiment import EVAL_STEPS, Experiment, Result
+from runner.tell.statistics import (
+    Curve,
+    evaluation_curve,
+    final_return,
+    finite_lanes,
+    learning_curve,
+    rank,
+    summarize,
+)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The numbers of a report."""
+
+    summary: dict[str, Any]  # of summary.json
+    curves: dict[str, list[Curve]]  # training and, with two evaluations or more, evaluation: of each setting
+    settings: list[dict[str, float]]  # statistics of each setting's final scores; of a sweep alone
+    ranking: list[int]  # settings, the best first
+    diverged: np.ndarray  # lanes
+
+
+def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
+    """All numbers of a report."""
+    config, options, scores = experiment.config, experiment.options, dict(result.scores)
+    num_cut = int(scores.pop("eval_cut_episodes", np.zeros(1)).sum())
+    is_healthy = scores.pop("is_healthy") & finite_lanes(result.metrics)
+    if "eval_episode_return" not in scores:
+        scores["training_return"] = final_return(result.metrics["episode_return"], result.metrics["num_episodes"])
+    summary = {
+        "env": config.env,
+        "env_steps": config.env_steps(result.metrics["episode_return"].shape[1]),
+        "eval_episodes": options.eval_episodes,
+        "eval_cut_episodes": num_cut,
+    }
+    entries = [summarize_setting(experiment, scores, is_healthy, i) for i in range(experiment.num_settings)]
+    settings, ranking = [], [0]
+    if experiment.settings:
+        ranked_by = "eval_episode_return" if "eval_episode_return" in scores else "training_return"
+        final = np.where(is_healthy, scores[ranked_by], np.nan)  # one that diverged is last
+        settings = [summarize(x) for x in experiment.by_setting(final)]
+        ranking, defaults = rank(settings), preset or type(config)()
+        rerun = rerun_command(experiment.script, config, options, defaults, experiment.setting(ranking[0]))
+        summary |= {"settings": entries, "ranked_by": ranked_by, "ranking": ranking, "rerun": rerun}
+    else:
+        summary |= entries[0]
+    return Scores(summary, make_curves(experiment, result), settings, ranking, np.flatnonzero(~is_healthy))
+
+
+def make_curves(experiment: Experiment, result: Result) -> dict[str, list[Curve]]:
+    """The learning curves of each setting: of the training return and, with two points or more, of the evaluation."""
+    env_steps = experiment.env_steps(result.metrics["episode_return"].shape[1])
+    returns, counts = (experiment.by_setting(result.metrics[name]) for name in ("episode_return", "num_episodes"))
+    curves = {"training": [learning_curve(env_steps, *x) for x in zip(returns, counts, strict=True)]}
+    if len(result.evaluations.get(EVAL_STEPS, ())) > 1:
+        steps, returns = result.evaluations[EVAL_STEPS], result.evaluations["eval_episode_return"]
+        curves["evaluation"] = [evaluation_curve(steps, x) for x in experiment.by_setting(returns)]
+    return curves
+
+
+def summarize_setting(
+    experiment: Experiment, scores: dict[str, np.ndarray], is_healthy: np.ndarray, index: int
+) -> dict[str, Any]:
+    """The entry of one setting in summary.json."""
+    seeds, healthy = (experiment.by_setting(x)[index] for x in (experiment.lane_seeds, is_healthy))
+    by_setting = {name: experiment.by_setting(x)[index] for name, x in scores.items()}
+    summaries = {name: summarize(x) | {"per_seed": x.tolist()} for name, x in by_setting.items()}
+    return experiment.setting(index) | {"diverged_seeds": seeds[~healthy].tolist()} | summaries
