@@ -8,7 +8,7 @@ from matplotlib import image
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from runner.tell import plots
-from runner.tell.plots import plot_curve
+from runner.tell.plots import plot_curve, plot_metrics
 from runner.tell.statistics import Curve
 
 STEPS = np.arange(1, 21) * 1000
@@ -83,3 +83,41 @@ def test_a_picture_of_any_size_is_written_without_a_warning(num_seeds, num_point
         warnings.simplefilter("error")
         plot_curve(tmp_path / "curve.png", {"training": curve_of(num_seeds, num_points)}, "title")
     assert image.imread(tmp_path / "curve.png").shape[:2] == (540, 840)
+
+
+# -- metrics.png -------------------------------------------------------------------------------------------------------
+
+OTHERS = ["alpha", "clip_fraction", "entropy", "eval_episode_length", "num_episodes", "q_mean"]
+
+
+@pytest.fixture
+def panels(monkeypatch):
+    """The visible panels of `plot_metrics` for metrics of these names, as they are drawn."""
+
+    def panels(names):
+        figures = []
+        monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+        metrics = {
+            name: (STEPS[::4], np.ones((3, 5))) if "eval" in name else (STEPS, np.ones((3, 20))) for name in names
+        }
+        plot_metrics(None, metrics, "title")
+        FigureCanvasAgg(figures[0]).draw()
+        return [axes for axes in figures[0].axes if axes.get_visible()]
+
+    return panels
+
+
+def test_returns_lengths_and_losses_are_the_first_panels(panels):
+    """Then come the others by name."""
+    expected = ["episode_return", "eval_episode_return", "episode_length", "actor_loss", "critic_loss", *OTHERS]
+    drawn = panels(sorted(expected))
+    assert [axes.get_title() for axes in drawn] == expected
+    evaluation = drawn[1].lines[0]
+    np.testing.assert_array_equal(evaluation.get_xdata(), STEPS[::4])
+
+
+@pytest.mark.parametrize("number", range(1, 10))
+def test_the_lowest_panel_of_each_column_has_numbers_at_its_ticks(panels, number):
+    drawn = panels([f"metric_{i}" for i in range(number)])
+    has_numbers = [any(x.get_visible() and x.get_text() for x in axes.get_xticklabels()) for axes in drawn]
+    assert has_numbers == [i + 4 >= number for i in range(number)]

@@ -15,6 +15,7 @@ MAX_LINES = 6  # curves of a sweep, those of the best settings
 MAX_SEEDS = 100  # thin lines
 QUARTILES = (0.25, 0.5, 0.75)
 KINDS = {"training": "training return", "evaluation": "greedy evaluation"}
+FIRST_METRICS = ("episode_return", "eval_episode_return", "episode_length")
 SCORE = "episode return, IQM over seeds"
 
 
@@ -92,12 +93,13 @@ def plot_curves(path: Path, names: list[str], curves: dict[str, list[Curve]], ra
     _save(figure, path)
 
 
-def plot_metrics(path: Path, env_steps: np.ndarray, metrics: dict[str, np.ndarray], title: str) -> None:
-    """Write a grid with every metric: the median over seeds and the range of the middle half.
+def plot_metrics(path: Path, metrics: dict[str, tuple[np.ndarray, np.ndarray]], title: str) -> None:
+    """Write a grid with every metric, in the order of `metric_order`: the median over seeds and the range of the middle
+    half.
 
     Args:
-        env_steps: [num_iterations].
-        metrics: [num_seeds, num_iterations] each; a point that some seeds lack (NaN) is drawn from the others.
+        metrics: name -> env steps [n] and values [num_seeds, n]; a point that some seeds lack (NaN) is drawn from the
+            others.
 
     Raises OSError if `path` cannot be written.
     """
@@ -107,7 +109,8 @@ def plot_metrics(path: Path, env_steps: np.ndarray, metrics: dict[str, np.ndarra
     figure = Figure(figsize=(width, height))  # fixed margins, in inches: a layout engine takes twice the time
     figure.subplots_adjust(0.7 / width, 0.7 / height, 1 - 0.2 / width, 1 - 0.8 / height, wspace=0.35, hspace=0.35)
     panels = figure.subplots(num_rows, num_columns, sharex=True, squeeze=False).ravel()
-    for axes, (name, x) in zip(panels, metrics.items(), strict=False):
+    for axes, name in zip(panels, sorted(metrics, key=metric_order), strict=False):
+        env_steps, x = metrics[name]
         x = np.where(np.isfinite(x), x, np.nan)
         is_shown = np.isfinite(x).any(axis=0)
         if is_shown.any():
@@ -120,9 +123,17 @@ def plot_metrics(path: Path, env_steps: np.ndarray, metrics: dict[str, np.ndarra
         style(axes)
     for axes in panels[len(metrics) :]:
         axes.set_visible(False)
+    for axes in panels[: len(metrics)][-num_columns:]:  # the lowest of each column
+        axes.tick_params(labelbottom=True)
     figure.suptitle(f"{title}: median and middle half of the seeds")
     figure.supxlabel("environment steps per seed")
     _save(figure, path)
+
+
+def metric_order(name: str) -> tuple[int, str]:
+    """Sort key of metrics: returns and lengths of episodes, then losses, then all others by name."""
+    last = len(FIRST_METRICS)
+    return FIRST_METRICS.index(name) if name in FIRST_METRICS else last + ("loss" not in name), name
 
 
 def _quartiles(x: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 
 from common.environment import make_env
 from runner.ask.cli import shown_path
-from runner.experiment import Experiment, Result
+from runner.experiment import EVAL_METRICS, EVAL_STEPS, Experiment, Result
 from runner.folder import files
 from runner.folder.files import attempt
 from runner.folder.record import describe_machine
@@ -56,8 +56,12 @@ def write_plots(experiment: Experiment, directory: Path, result: Result, scores:
     else:
         ok = attempt(plot_curve, directory / files.CURVE_PLOT, {kind: x[0] for kind, x in curves.items()}, title)
     env_steps = experiment.env_steps(result.metrics["episode_return"].shape[1])
-    shown = {name: experiment.by_setting(x)[ranking[0]] for name, x in result.metrics.items()}
-    ok &= attempt(plot_metrics, directory / files.METRICS_PLOT, env_steps, shown, title)
+    shown = {name: (env_steps, x) for name, x in result.metrics.items()}
+    if "evaluation" in curves:
+        shown |= {name: (result.evaluations[EVAL_STEPS], result.evaluations[name]) for name in EVAL_METRICS}
+    shown = {name: (steps, experiment.by_setting(x)[ranking[0]]) for name, (steps, x) in shown.items()}
+    best = f"{title} {experiment.name_setting(ranking[0])}".rstrip()
+    ok &= attempt(plot_metrics, directory / files.METRICS_PLOT, shown, best)
     columns = [*experiment.settings, "return", "env_step", "mean", "iqm", "ci_low", "ci_high"]
     rows = curve_rows(experiment.settings, curves)
     return ok & attempt(files.write_table, directory / files.CURVE_TABLE, columns, rows)
