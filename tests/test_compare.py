@@ -20,6 +20,7 @@ from PIL import Image
 from scipy import stats
 
 from runner.compare import __main__ as compare
+from runner.compare import labels as compare_labels
 from runner.compare import plots as compare_plots
 from runner.compare.comparison import MAX_LINES
 from runner.compare.notes import FEW_SEEDS
@@ -147,7 +148,7 @@ def test_a_single_seed_in_an_environment_gives_no_interval():
 )
 def test_labels_keep_their_order_and_do_not_overlap(wanted, heights):
     wanted, heights = np.sort(wanted), heights[: len(wanted)]
-    places = compare_plots.spread(wanted, heights)
+    places = compare_labels.spread(wanted, heights)
     gaps = np.diff(places) - (heights[1:] + heights[:-1]) / 2
     assert (gaps >= -1e-9).all()
     assert places[0] >= heights[0] / 2 - 1e-9
@@ -155,6 +156,23 @@ def test_labels_keep_their_order_and_do_not_overlap(wanted, heights):
     has_room = (np.diff(wanted) >= (heights[1:] + heights[:-1]) / 2).all()
     if has_room and wanted[0] >= heights[0] / 2 and wanted[-1] <= 1 - heights[-1] / 2:
         np.testing.assert_allclose(places, wanted, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("ppo", ["ppo"]),
+        ("ppo learning_rate=0.0003", ["ppo", "learning_rate=0.0003"]),
+        ("ppo gamma=0.99 lr=1e-4", ["ppo gamma=0.99", "lr=1e-4"]),
+        ("a-label-with-1e-05-in-it", ["a-label-with-1e-05-", "in-it"]),
+        ("0.000123456789012345678901", ["0.000123456789012345678901"]),
+        ("sac target_entropy=-0.00031622776", ["sac target_entropy=", "-0.00031622776"]),
+        ("sac target_entropy=-1e-05,0.5", ["sac target_entropy=", "-1e-05,0.5"]),
+        ("of $5", [r"of \$5"]),
+    ],
+)
+def test_labels_are_broken_at_spaces_and_never_in_a_number(label, expected):
+    assert compare_labels.wrap(label, 20).split("\n") == expected
 
 
 def test_lines_differ_in_colour_style_and_marker():
@@ -309,12 +327,35 @@ def test_labels_lie_in_the_picture_and_overlap_with_nothing(num_runs, label, fol
     compared(*runs, "--labels", *labels, "--bounds", *(f"{env}=0:500" for env in envs))
     (figure,) = figures
     texts = texts_of(figure)
-    assert sum(label.format("").split()[0] in text for text, _ in texts) >= 3 * num_runs  # curves, and the legend
+    # Curves, the legend, and both sides of P(A > B).
+    number = (3 + num_runs - 1) * num_runs
+    assert sum(label.format("").split()[0] in text for text, _ in texts) >= number
     for (one, first), (other, second) in itertools.combinations(texts, 2):
         assert not (first.overlaps(second) and "m" in one + other), (one, other)
     for text, box in texts:
         assert 0 <= box.x0 <= box.x1 <= figure.bbox.width, text
         assert 0 <= box.y0 <= box.y1 <= figure.bbox.height, text
+
+
+@pytest.mark.parametrize("num_methods", [1, 2, 3, 6])
+def test_the_probabilities_of_the_table_are_a_panel(num_methods, folder, figures):
+    """One row for each pair: A on the left, B on the right, the point, the interval and a line at 0.5."""
+    scores = [300 + 20 * i + np.arange(8) * 13 % (40 + i) for i in range(num_methods)]
+    compared(*(write_run(f"{i}", x, f"method{i}") for i, x in enumerate(scores)))
+    pairs = [(key, row) for key, row in values().items() if key[3] == "probability of improvement"]
+    assert len(figures[0].axes) == 1 + bool(pairs)
+    if not pairs:
+        return
+    axes = figures[0].axes[1]
+    assert axes.get_title() == "P(A > B)"
+    assert [text.get_text() for text in axes.get_yticklabels()] == [method for (_, method, _, _), _ in pairs]
+    assert [text.get_text() for text in axes.texts][: len(pairs)] == [other for (_, _, other, _), _ in pairs]
+    line, points = axes.lines
+    assert set(line.get_xdata()) == {0.5}
+    np.testing.assert_allclose(points.get_xdata(), [float(row["value"]) for _, row in pairs], rtol=1e-5)
+    drawn = [segment[:, 0].tolist() for segment in axes.collections[0].get_segments()]
+    np.testing.assert_allclose(drawn, [(float(x["ci_low"]), float(x["ci_high"])) for _, x in pairs], rtol=1e-5)
+    assert axes.yaxis_inverted(), "the first pair is on top"
 
 
 def test_environments_make_panels_and_aggregates(folder, figures):
@@ -343,7 +384,8 @@ def test_environments_make_panels_and_aggregates(folder, figures):
     assert float(pair["value"]) == pytest.approx((both[0] / 64 + both[1] / 9) / 2, rel=1e-5)
     assert "not run in every environment, so not in what is taken over all of them: sac" in notes(stdout)
     (figure,) = figures
-    assert [axes.get_title() for axes in figure.axes] == [*envs, "performance profiles"]
+    titles = [*envs, "performance profiles", "P(A > B), mean over environments"]
+    assert [axes.get_title() for axes in figure.axes] == titles
     profile = {line.get_label(): line.get_xydata() for line in figure.axes[2].lines}
     assert profile.keys() == {"ppo", "dqn"}
     pooled = np.array([(x - ranges[env][0]) / np.ptp(ranges[env]) for env in envs for x in scores["dqn", env]])
@@ -410,7 +452,8 @@ def test_settings_of_a_sweep_are_methods(folder, figures):
     assert methods(stdout) == expected
     assert float(values()["CartPole-v1", "ppo learning_rate=0.004", "", "mean"]["value"]) == 4.5
     assert "the picture and P(A > B) have the best 6 of 8 methods, by IQM" in notes(stdout)
-    (axes,) = figures[0].axes
+    axes, pairs = figures[0].axes
+    assert len(pairs.get_yticks()) == 15
     assert axes.get_title() == "CartPole-v1, the best 6 of 8"
     drawn = {text.get_text().replace("\n", " ") for text in axes.texts}
     assert drawn == set(expected[:6])

@@ -58,7 +58,8 @@ def compare(arguments: Arguments) -> None:
     bounds = read_bounds(arguments.bounds, list(environments))
     shown = best_labels(environments)
     normalized = tables.normalized_scores(environments, bounds) if bounds.keys() == environments.keys() else {}
-    made, notes = make_tables(environments, bars, shown, normalized), make_notes(environments, shown, bounds)
+    pairs = tables.pair_table(environments, shown)
+    made, notes = make_tables(environments, bars, shown, normalized, pairs), make_notes(environments, shown, bounds)
     for table in made:
         tables.print_table(table, path.with_suffix(".csv"))
     print("\n".join(["", *(f"note: {note}" for note in notes)]), flush=True)
@@ -66,7 +67,8 @@ def compare(arguments: Arguments) -> None:
     from runner.compare.plots import plot_comparison  # half a second of imports
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    plot_comparison(path, environments, shown, {label: normalized[label] for label in shown if label in normalized})
+    drawn = {label: normalized[label] for label in shown if label in normalized}
+    plot_comparison(path, environments, shown, drawn, pairs.values if pairs else [])
     tables.write_markdown(path.with_suffix(".md"), made, notes)
     tables.write_csv(path.with_suffix(".csv"), made)
     print(f"written to {path}, {path.with_suffix('.md')} and {path.with_suffix('.csv')}")
@@ -77,13 +79,15 @@ def make_tables(
     bars: dict[str, float],
     shown: list[str],
     normalized: dict[str, list[np.ndarray]],
+    pairs: tables.Table | None,
 ) -> list[tables.Table]:
-    """Scores and pairs of each environment, then what is taken over all environments."""
+    """Scores and pairs of each environment, then what is taken over all environments: `pairs` and aggregates."""
     made = []
     for env, lines in environments.items():
-        made += [tables.score_table(env, lines, bars.get(env)), tables.pair_table({env: lines}, shown)]
-    if len(environments) > 1:
-        made.append(tables.pair_table(environments, shown))
+        made.append(tables.score_table(env, lines, bars.get(env)))
+        if len(environments) > 1:
+            made.append(tables.pair_table({env: lines}, shown))
+    made.append(pairs)
     if normalized:
         made.append(tables.aggregate_table(normalized))
     return [table for table in made if table]

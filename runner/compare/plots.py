@@ -1,15 +1,16 @@
-"""The picture of a comparison: learning curves of each environment, and performance profiles."""
+"""The picture of a comparison: learning curves of each environment, performance profiles and P(A > B)."""
 
-import textwrap
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.textpath import TextPath
 from matplotlib.ticker import EngFormatter
 
 from runner.compare.comparison import Line
+from runner.compare.labels import FONT_SIZE, spread, text_height, text_width, wrap
+from runner.compare.tables import ALL, Value
 from runner.folder.files import replacing
 from runner.tell.plots import style
 from runner.tell.statistics import performance_profile
@@ -21,42 +22,59 @@ MARKERS = ("o", "s", "^", "D", "v", "X")
 NUM_MARKERS, MARKER_SIZE = 6, 4.0  # on a line, in points
 NUM_TAUS = 101
 LEGEND = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False, "borderpad": 0.0, "borderaxespad": 0.3}
-FONT_SIZE = 8.0  # points
-MAX_COLUMNS, MAX_CHARACTERS = 2, 22  # of panels, and of a label in a line
+BESIDE = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "annotation_clip": False}
+MAX_COLUMNS, MAX_CHARACTERS = 2, 24  # of panels, and of a label in a line
 # Inches: a panel, and the room around it. Margins are not left to a layout engine, which does not know of the labels.
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, CONNECTOR, EDGE = 2.7, 2.1, 0.85, 0.5, 0.35, 0.35, 0.15
-LINE_HEIGHT = 1.35 * FONT_SIZE / 72
+MIN_WIDTH = 2.2  # of the panel of P(A > B), which has labels on both sides
 
 
 def plot_comparison(
-    path: Path, environments: dict[str, list[Line]], shown: list[str], normalized: dict[str, list[np.ndarray]]
+    path: Path,
+    environments: dict[str, list[Line]],
+    shown: list[str],
+    normalized: dict[str, list[np.ndarray]],
+    pairs: list[Value],
 ) -> None:
-    """Write a panel of learning curves for each environment, and one of performance profiles if there are some.
+    """Write a panel of learning curves for each environment, and one of performance profiles and of P(A > B) if there
+    are some.
 
     Args:
         shown: labels of the methods to draw.
         normalized: label -> normalised scores, for each environment [num_seeds]; empty: no performance profiles.
+        pairs: P(A > B) of each two of these methods; empty: none.
 
     Raises OSError if `path` cannot be written.
     """
-    texts = {label: textwrap.fill(label.replace("$", r"\$"), MAX_CHARACTERS) for label in shown}
-    cell = LEFT + WIDTH + CONNECTOR + max(map(_text_width, texts.values())) + EDGE
-    height = max(HEIGHT, sum(map(_text_height, texts.values())))
-    num_panels = len(environments) + bool(normalized)
-    num_columns = min(num_panels, MAX_COLUMNS)
-    num_rows = -(-num_panels // num_columns)
-    row_height = BOTTOM + height + TOP
-    size = np.array([num_columns * cell, num_rows * row_height])
-    figure = Figure(figsize=tuple(size))
-    panels = []
-    for index in range(num_panels):
-        row, column = divmod(index, num_columns)
-        corner = column * cell + LEFT, (num_rows - 1 - row) * row_height + BOTTOM
-        panels.append(figure.add_axes((*(corner / size), *((WIDTH, height) / size))))
-    for axes, (env, lines) in zip(panels, environments.items(), strict=False):
-        _plot_curves(axes, env, lines, texts)
+    texts = {label: wrap(label, MAX_CHARACTERS) for label in shown}
+    cell = LEFT + WIDTH + CONNECTOR + max(map(text_width, texts.values())) + EDGE
+    height = max(HEIGHT, sum(map(text_height, texts.values())))
+    draws = [partial(_plot_curves, env=env, lines=lines, texts=texts) for env, lines in environments.items()]
     if normalized:
-        _plot_profiles(panels[-1], normalized, texts)
+        draws.append(partial(_plot_profiles, normalized=normalized, texts=texts))
+
+    # P(A > B) takes the next cell of the grid or, where its labels are long, a row of its own.
+    sides = {label: wrap(label, 2 * MAX_CHARACTERS) for label in shown}
+    margin = max(map(text_width, sides.values())) + 2 * EDGE
+    needed = 2 * margin + MIN_WIDTH if pairs else 0.0
+    is_cell = 0 < needed <= cell
+    num_columns = min(len(draws) + is_cell, MAX_COLUMNS)
+    width = max(num_columns * cell, needed)
+
+    def corner(index: int) -> tuple[float, float]:
+        row, column = divmod(index, num_columns)
+        return column * cell, row * (TOP + height + BOTTOM) + TOP
+
+    boxes = [(x + LEFT, y, WIDTH, height) for x, y in map(corner, range(len(draws)))]  # inches from above on the left
+    if pairs:
+        x, y = corner(len(draws) if is_cell else -(-len(draws) // num_columns) * num_columns)
+        rows = sum(1.2 * max(text_height(sides[pair.method]), text_height(sides[pair.other])) for pair in pairs)
+        boxes.append((x + margin, y, (cell if is_cell else width) - 2 * margin, max(rows, height * is_cell)))
+        draws.append(partial(_plot_pairs, pairs=pairs, texts=sides))
+    size = np.array([width, max(y + height for _, y, _, height in boxes) + BOTTOM])
+    figure = Figure(figsize=tuple(size))
+    for draw, (left, top, *extent) in zip(draws, boxes, strict=True):
+        draw(figure.add_axes((*((left, size[1] - top - extent[1]) / size), *(extent / size))))
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=200, format=path.suffix[1:])
 
@@ -96,6 +114,27 @@ def _plot_profiles(axes: Axes, normalized: dict[str, list[np.ndarray]], texts: d
     axes.legend(**LEGEND, fontsize=FONT_SIZE, handlelength=2.6, handletextpad=0.4)
 
 
+def _plot_pairs(axes: Axes, pairs: list[Value], texts: dict[str, str]) -> None:
+    """P(A > B) as rliable draws it: A on the left, B on the right, the first pair on top."""
+    values, low, high = np.array([(pair.value, pair.ci_low, pair.ci_high) for pair in pairs]).T
+    places = np.arange(len(pairs))
+    axes.axvline(0.5, color="black", linewidth=0.8, linestyle="--")
+    axes.hlines(places, low, high, color=COLORS[0], linewidth=4, alpha=0.3)
+    axes.plot(values, places, color=COLORS[0], linestyle="", marker="o", markersize=MARKER_SIZE)
+    axes.set_xlim(-0.03, 1.03)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
+    axes.set_ylim(len(pairs) - 0.5, -0.5)
+    axes.set_title("P(A > B)" + ", mean over environments" * (pairs[0].environment == ALL), fontsize=FONT_SIZE + 1)
+    axes.set_xlabel("probability of improvement, 95 % CI", fontsize=FONT_SIZE)
+    _finish(axes)
+    axes.set_yticks(places, [texts[pair.method] for pair in pairs], fontsize=FONT_SIZE)
+    axes.tick_params(axis="y", length=0)
+    for y, pair in zip(places, pairs, strict=True):
+        axes.annotate(texts[pair.other], (1, y), (3.5, 0), **BESIDE, va="center", fontsize=FONT_SIZE)
+    for x, name, side in ((0, "A", "right"), (1, "B", "left")):
+        axes.annotate(name, (x, -0.5), (3.5 if x else -3.5, 4), **BESIDE, ha=side, fontsize=FONT_SIZE + 1)
+
+
 def _finish(axes: Axes) -> None:
     axes.tick_params(labelsize=FONT_SIZE - 1)
     style(axes)
@@ -126,7 +165,7 @@ def _label_ends(axes: Axes, ends: dict[str, tuple[int, float, float]]) -> None:
     texts = sorted(ends, key=lambda text: ends[text][2])
     places = np.array([((x - left) / (right - left), (y - low) / (high - low)) for _, x, y in map(ends.get, texts)])
     panel = axes.get_window_extent().size / axes.figure.dpi
-    heights = np.array(list(map(_text_height, texts))) / panel[1]
+    heights = np.array(list(map(text_height, texts))) / panel[1]
     x = 1 + CONNECTOR / panel[0]
     options = {"transform": axes.transAxes, "clip_on": False}
     for text, place, y in zip(texts, places, spread(places[:, 1], heights), strict=True):
@@ -135,27 +174,3 @@ def _label_ends(axes: Axes, ends: dict[str, tuple[int, float, float]]) -> None:
         axes.plot([place[0], marker_x], [place[1], y], color=color, linewidth=0.7, linestyle=(0, (1, 3)), **options)
         axes.plot(marker_x, y, color=color, marker=marker, markersize=MARKER_SIZE, **options)
         axes.text(x, y, text, va="center", fontsize=FONT_SIZE, **options)
-
-
-def spread(wanted: np.ndarray, heights: np.ndarray) -> np.ndarray:
-    """Centres of labels of these heights that do not overlap, as near to the wanted ones as least squares can.
-
-    Args:
-        wanted: in ascending order, [n], in a range of 0 to 1 in which the labels stay if they fit.
-        heights: [n].
-    """
-    from scipy.optimize import isotonic_regression
-
-    offsets = np.append(0.0, np.cumsum((heights[1:] + heights[:-1]) / 2))  # of labels that touch each other
-    lowest, highest = heights[0] / 2, 1 - heights[-1] / 2 - offsets[-1]
-    return np.clip(isotonic_regression(wanted - offsets).x, lowest, max(lowest, highest)) + offsets
-
-
-def _text_width(text: str) -> float:
-    """Of the longest line, in inches."""
-    return max(TextPath((0, 0), line, size=FONT_SIZE).get_extents().width for line in text.split("\n")) / 72
-
-
-def _text_height(text: str) -> float:
-    """Inches."""
-    return (text.count("\n") + 1) * LINE_HEIGHT
