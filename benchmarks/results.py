@@ -357,6 +357,7 @@ def plot(path: Path, raws: dict[Pair, dict[str, Any]]) -> None:
         for pair, raw in raws.items():
             if pair.env == env:
                 steps, returns = np.array(raw["eval_env_steps"]), np.array(raw["eval_episode_return"])
+                steps, returns = steps[steps > 0], returns[:, steps > 0]  # the axis is logarithmic
                 color, line_style = COLORS[pair.script], STYLES[pair.script]
                 axes.fill_between(steps, *confidence_interval(returns), color=color, alpha=0.2, linewidth=0)
                 axes.plot(steps, iqm(returns), line_style, color=color, linewidth=1.8, label=pair.script)

@@ -117,12 +117,14 @@ class Run:
         return Progress(iteration, self.programs.placement.place(state), metrics, evaluations)
 
     def train(self, part: Part, progress: Progress) -> Progress:
-        """Run segments until the end or a signal, evaluate between them, and save."""
+        """Run segments until the end or a signal, evaluate before and between them, and save."""
         config, options, total = self.experiment.config, self.experiment.options, self.experiment.config.num_iterations
         if progress.iteration >= total:
             return progress
         settings, _ = self.programs.inputs(part)
         evaluated = evaluated_iterations(self.experiment)
+        if progress.iteration == 0 and 0 in evaluated:
+            progress = self.record(part, progress, self.evaluate(part, progress))
         seconds, length = min(SECONDS_PER_SEGMENT, options.checkpoint_every), 1
         saved, saved_time = progress.iteration, time.perf_counter()
         with ProgressDisplay(self.experiment, part, progress.iteration) as display:
@@ -174,7 +176,8 @@ class Run:
         """Add the scores of an evaluation, if it did not fail, to the learning curve."""
         if not scores:
             return progress
-        env_steps = self.experiment.config.env_steps(progress.iteration)
+        # The untrained policy is at 0, also where init has stepped the environments to fill a replay buffer.
+        env_steps = self.experiment.config.env_steps(progress.iteration) if progress.iteration else 0
         evaluations = append_evaluation(progress.evaluations, env_steps, scores)
         self.log(part, evaluations[EVAL_STEPS][-1:], {name: evaluations[name][:, -1:] for name in EVAL_METRICS})
         return progress._replace(evaluations=evaluations)

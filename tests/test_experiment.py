@@ -40,16 +40,17 @@ def evaluated(config, **options):
 
 
 def test_a_twentieth_of_the_run_is_the_default():
-    assert evaluated(LONG) == list(range(2, 40, 2))
+    assert evaluated(LONG) == list(range(0, 40, 2))
 
 
 @given(st.builds(Config, st.integers(1, 500), st.integers(1, 10**6), st.integers(0, 10**6)))
 def test_about_twenty_evaluations_whatever_the_length(config):
     points = evaluated(config)
     if config.learning_starts == 0 and config.num_iterations >= 100 and config.env_steps(100) >= 20_000:
-        assert 15 <= len(points) <= 19
-    assert len(points) <= 19
-    assert all(0 < point < config.num_iterations for point in points)
+        assert 16 <= len(points) <= 20
+    assert len(points) <= 20
+    assert all(0 <= point < config.num_iterations for point in points)
+    assert points[:1] in ([], [0])
 
 
 @given(
@@ -58,24 +59,27 @@ def test_about_twenty_evaluations_whatever_the_length(config):
     st.integers(1, 1000),
 )
 def test_evaluations_never_play_more_than_16_times_the_env_steps_of_training(config, eval_episodes, eval_max_steps):
-    """All episodes at full length; the evaluation at the end is always made. There are as many as that allows."""
+    """All episodes at full length; the evaluation at the end is always made, and with others the one before training.
+    There are as many as that allows."""
     options = {"eval_episodes": eval_episodes, "eval_max_steps": eval_max_steps}
     number = auto_evaluations(experiment_of(config, **options))
     most, each = 16 * config.env_steps(config.num_iterations), eval_episodes * min(eval_max_steps, 500)
     assert 1 <= number <= 20
     assert number == 1 or number * each <= most
     assert number == 20 or (number + 1) * each > most
-    assert len(evaluated(config, **options)) <= number - 1, "the end comes on top"
+    points = evaluated(config, **options)
+    assert len(points) <= number, "0 is among them, the end comes on top"
+    assert bool(points) == (number > 1)
 
 
 def test_a_short_run_is_evaluated_seldom():
     """An evaluation plays at most 32 x 500 env steps."""
-    assert evaluated(Config(10, 512)) == [2, 4, 6, 8]  # 5,120 env steps: five evaluations with the end
-    assert evaluated(Config(4, 512)) == [2]
+    assert evaluated(Config(10, 512)) == [0, 2, 4, 6, 8]  # 5,120 env steps: five evaluations with the end, after 0
+    assert evaluated(Config(4, 512)) == [0, 2]
     assert evaluated(Config(2, 512)) == []
-    assert evaluated(Config(10, 512), eval_every="1") == list(range(1, 10)), "what is asked for is done"
-    assert evaluated(Config(10, 512), eval_max_steps=100) == list(range(1, 10))
-    assert evaluated(Config(10, 512), eval_episodes=8) == list(range(1, 10))
+    assert evaluated(Config(10, 512), eval_every="1") == list(range(10)), "what is asked for is done"
+    assert evaluated(Config(10, 512), eval_max_steps=100) == list(range(10))
+    assert evaluated(Config(10, 512), eval_episodes=8) == list(range(10))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -94,19 +98,23 @@ def test_an_evaluation_follows_each_multiple_of_the_interval(config, interval):
     steps = [config.env_steps(i) for i in range(config.num_iterations + 1)]
     expected = [
         i
-        for i in range(1, config.num_iterations)  # the end is always evaluated
-        if any(multiple % interval == 0 for multiple in range(steps[i - 1] + 1, steps[i] + 1))
+        for i in range(config.num_iterations)  # the end is always evaluated
+        if i == 0 or any(multiple % interval == 0 for multiple in range(steps[i - 1] + 1, steps[i] + 1))
     ]
     assert evaluated(config, eval_every=str(interval)) == expected
 
 
-@pytest.mark.parametrize("options", [{"eval_every": "0"}, {"eval_episodes": 0}, {"eval_every": "1e9"}])
+@pytest.mark.parametrize("options", [{"eval_every": "0"}, {"eval_episodes": 0}, {"eval_episodes": 1000}])
 def test_no_evaluation_before_the_end(options):
     assert evaluated(Config(), **options) == []
 
 
+def test_an_interval_that_is_longer_than_the_run_leaves_its_two_ends():
+    assert evaluated(Config(), eval_every="1e9") == [0]
+
+
 def test_the_interval_does_not_depend_on_how_it_is_written():
-    assert evaluated(Config(), eval_every="1e2") == evaluated(Config(), eval_every="100") == list(range(4, 40, 4))
+    assert evaluated(Config(), eval_every="1e2") == evaluated(Config(), eval_every="100") == list(range(0, 40, 4))
 
 
 # -- What is kept ------------------------------------------------------------------------------------------------------

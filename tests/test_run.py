@@ -206,9 +206,10 @@ def test_metrics_have_a_row_per_seed_and_a_column_per_iteration(script, undistur
     assert len(differing) >= len(metrics) // 2, f"both seeds are one, but for {differing}"
     number = min(20, 16 * config.total_timesteps // (2 * 500))  # of two episodes of at most 500 steps
     multiples = -(-config.total_timesteps // number) * np.arange(1, number)
-    expected = [*env_steps[np.searchsorted(env_steps, multiples)], env_steps[-1]]
+    expected = [0, *env_steps[np.searchsorted(env_steps, multiples)], env_steps[-1]]
     np.testing.assert_array_equal(evaluations["eval_env_steps"], expected)
-    assert evaluations["eval_episode_return"].shape == evaluations["eval_episode_length"].shape == (2, number)
+    assert evaluations["eval_episode_return"].shape == evaluations["eval_episode_length"].shape == (2, number + 1)
+    assert np.isfinite(evaluations["eval_episode_return"]).all()
 
 
 def test_the_learning_curve_is_a_table_and_a_picture(script, undisturbed):
@@ -1050,7 +1051,7 @@ def test_evaluation_in_batches_of_episodes_where_memory_is_short(monkeypatch):
 
 @pytest.mark.parametrize(
     ("eval_every", "iterations"),
-    [("auto", range(2, 41, 2)), ("0", [40]), ("300", [10, 19, 29, 38, 40]), ("1", range(1, 41)), ("1e9", [40])],
+    [("auto", range(0, 41, 2)), ("0", [40]), ("300", [0, 10, 19, 29, 38, 40]), ("1", range(41)), ("1e9", [0, 40])],
 )
 def test_evaluation_happens_when_it_is_asked_for_and_changes_nothing(eval_every, iterations, undisturbed_ppo):
     """Training, and the evaluation at the end, are bit for bit the same however often it is evaluated before."""
@@ -1121,7 +1122,7 @@ def test_an_evaluation_that_fails_leaves_the_results_of_training(monkeypatch):
     result = call("ppo", *small_run("ppo", name="unlucky"))
     assert result.status == 0, result
     warning = "warning: no evaluation: RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.; lower --eval-episodes\n"
-    assert result.stderr == 20 * warning
+    assert result.stderr == 21 * warning
     directory = directory_of("ppo", "unlucky")
     assert {path.name for path in directory.iterdir()} == FILES
     assert "eval_episode_return" not in json.loads((directory / "summary.json").read_text())
@@ -1182,8 +1183,8 @@ def test_wandb_without_network(script, per_seed, undisturbed, folder):
     assert len(runs) == len(names)
     for lane, name in enumerate(names):
         (run,) = (run for run in runs if name.encode() in run)
-        assert sorted(set(logged(run, "env_steps"))) == metrics["env_steps"].tolist()
-        assert sorted(set(logged(run, "_step"))) == metrics["env_steps"].tolist()
+        env_steps = [0, *metrics["env_steps"].tolist()]  # 0: the evaluation of the untrained policy
+        assert sorted(set(logged(run, "env_steps"))) == sorted(set(logged(run, "_step"))) == env_steps
         lanes = slice(lane, lane + 1) if per_seed else slice(None)
         assert set(logged(run, "num_episodes")) == set(metrics["num_episodes"][lanes].mean(axis=0))
         score = summary["per_seed"][lane] if per_seed else summary["iqm"]

@@ -3,7 +3,7 @@
 import dataclasses
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ class Line:
 
     @property
     def has_evaluation(self) -> bool:
-        """Whether the run was evaluated while it trained."""
-        return len(self.metrics.get("eval_env_steps", ())) > 0
+        """Whether the run was evaluated while it trained, or at its end, and not only before."""
+        return max(self.metrics.get("eval_env_steps", ()), default=0) > 0
 
     @cached_property
     def scores(self) -> np.ndarray:
@@ -88,23 +88,28 @@ def read_lines(directory: Path) -> list[Line]:
 
 
 def _read_metrics(directory: Path, parts: list[Part]) -> dict[str, np.ndarray]:
-    """metrics.npz of a run. Of one in several parts that has not ended, the saved lanes, up to the env steps that all
-    of them have."""
+    """metrics.npz of a run. Of one in several parts that has not ended, the saved lanes at the env steps that all of
+    them have."""
     whole = directory / files.METRICS
     paths = [files.part_folder(directory, parts, part) / files.METRICS for part in parts]
     paths = [path for path in paths if path.exists()]
     if whole.exists() or not paths:
         paths = [whole]
     saved = [_check(path, files.read_arrays(path)) for path in paths]
-    joined = {}
-    for name in set.intersection(*map(set, saved)):
-        arrays = [part[name] for part in saved]
-        length = min(x.shape[-1] for x in arrays)
-        if name in STEPS:
-            joined[name] = arrays[0][:length]
-        else:
-            joined[name] = np.concatenate([x[:, :length] if x.ndim == 2 else x for x in arrays])
+    names = [name for name in saved[0] if all(name in part for part in saved)]
+    joined = {name: reduce(np.intersect1d, [part[name] for part in saved]) for name in STEPS if name in names}
+    for name in names:
+        if name in RETURNS:
+            steps = _steps_of(name)
+            joined[name] = np.concatenate([part[name][:, np.isin(part[steps], joined[steps])] for part in saved])
+        elif name == "seed" or name.startswith("sweep_"):
+            joined[name] = np.concatenate([part[name] for part in saved])
     return joined
+
+
+def _steps_of(name: str) -> str:
+    """The array of STEPS that belongs to one of RETURNS."""
+    return "eval_env_steps" if name.startswith("eval_") else "env_steps"
 
 
 def _check(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -114,7 +119,7 @@ def _check(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     if missing:
         raise ValueError(f"{path} is damaged: it has no {' and no '.join(sorted(missing))}")
     for name in names:
-        steps = arrays["eval_env_steps" if name.startswith("eval_") else "env_steps"].shape
+        steps = arrays[_steps_of(name)].shape
         if arrays[name].shape != (steps if name in STEPS else arrays["seed"].shape + steps) or len(steps) != 1:
             raise ValueError(f"{path} is damaged: {name} has the wrong shape {arrays[name].shape}")
     if arrays["episode_return"].size == 0:

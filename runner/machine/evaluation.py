@@ -19,7 +19,7 @@ MAX_STEPS_RATIO = 16  # env steps of all evaluations over those of training, if 
 
 
 def auto_evaluations(experiment: Experiment) -> int:
-    """Number of evaluations with --eval-every auto, the one at the end included."""
+    """Number of evaluations with --eval-every auto, the one at the end included and the one before training not."""
     config, options = experiment.config, experiment.options
     limit = episode_limit(make_env(config.env), options.eval_max_steps)
     most = MAX_STEPS_RATIO * config.env_steps(config.num_iterations)
@@ -27,14 +27,18 @@ def auto_evaluations(experiment: Experiment) -> int:
 
 
 def evaluated_iterations(experiment: Experiment) -> np.ndarray:
-    """Numbers of iterations after which the lanes are evaluated while training runs, the end not included."""
+    """Numbers of iterations after which the lanes are evaluated, the end not included; 0 is the untrained policy.
+
+    Empty if the lanes are evaluated only at the end.
+    """
     config, options = experiment.config, experiment.options
     steps, every = experiment.env_steps(config.num_iterations), options.eval_every
-    interval = -(-steps[-1] // auto_evaluations(experiment)) if every == "auto" else parse_integer(every)
-    if interval == 0 or options.eval_episodes == 0:
+    number = auto_evaluations(experiment) if every == "auto" else None
+    interval = parse_integer(every) if number is None else -(-steps[-1] // number)
+    if interval == 0 or number == 1 or options.eval_episodes == 0:
         return np.empty(0, int)
     passed = np.diff(steps // interval, prepend=config.env_steps(0) // interval) > 0
-    return np.flatnonzero(passed[:-1]) + 1
+    return np.append(0, np.flatnonzero(passed[:-1]) + 1)
 
 
 def episode_limit(env: Environment, most: int) -> int:
