@@ -494,6 +494,45 @@ def test_an_interrupted_run_of_several_parts(folder):
     assert "CartPole-v1, ppo: the run was interrupted, 6 of 8 seeds have been trained so far" in notes(stdout)
 
 
+def without_evaluations(path, keep):
+    """Leave out evaluations of a run."""
+    with np.load(path) as file:
+        np.savez(path, **{name: x[..., keep] if name.startswith("eval_") else x for name, x in file.items()})
+
+
+def test_runs_with_and_without_an_evaluation_before_training(folder, figures):
+    """As runs of earlier versions, each is drawn from its own first evaluation."""
+    write_run("new", A), write_run("old", B, "dqn")
+    without_evaluations("old/metrics.npz", slice(1, None))
+    stdout = compared("new", "old")
+    assert notes(stdout) == []
+    starts = {line.get_label(): line.get_xdata()[0] for line in figures[0].axes[0].lines if len(line.get_xdata()) > 2}
+    assert starts == {"ppo": 0, "dqn": 500}
+    assert float(values()["CartPole-v1", "dqn", "", "mean"]["value"]) == pytest.approx(np.mean(B), rel=1e-5)
+
+
+def test_parts_with_and_without_an_evaluation_before_training(folder):
+    """They are joined at the evaluations that both have."""
+    parts = [[0, 4], [4, 8]]
+    for lanes in (range(4), range(4, 8)):
+        write_run("a", A, lanes=lanes, parts=parts, num_seeds=8)
+    without_evaluations("a/parts/lanes-0-to-3/metrics.npz", slice(1, None))
+    compared("a")
+    row = values()["CartPole-v1", "ppo", "", "mean"]
+    assert (row["seeds"], row["env_steps"]) == ("8", "2000")
+    assert float(row["value"]) == pytest.approx(np.mean(A), rel=1e-5)
+
+
+def test_a_run_that_was_evaluated_only_before_training_is_scored_by_its_training_return(folder):
+    write_run("a", A), write_run("b", B, "dqn")
+    without_evaluations("b/metrics.npz", slice(0, 1))
+    stdout = compared("a", "b")
+    assert notes(stdout) == [
+        "CartPole-v1: no greedy evaluation of dqn, so all scores are training returns over the last tenth"
+    ]
+    assert float(values()["CartPole-v1", "dqn", "", "mean"]["value"]) == pytest.approx(np.mean(B) - 1, rel=1e-5)
+
+
 def test_one_seed_has_no_interval(folder):
     write_run("a", [500.0]), write_run("b", B, "dqn")
     stdout = compared("a", "b", "--bounds", "CartPole-v1=0:500")

@@ -224,6 +224,7 @@ def test_the_learning_curve_is_a_table_and_a_picture(script, undisturbed):
         assert curve[-1, 0] == small_config(script).total_timesteps
         assert (np.diff(curve[:, 0]) > 0).all()
         assert np.isfinite(curve).all()
+    assert curve[0, 0] == 0, "the evaluation begins before training"
     metrics = saved_metrics(directory)
     np.testing.assert_allclose(curve[:, 1], metrics["eval_episode_return"].mean(axis=0), rtol=1e-5)
     picture = image.imread(directory / "curve.png")
@@ -1071,6 +1072,52 @@ def test_evaluation_happens_when_it_is_asked_for_and_changes_nothing(eval_every,
     )
     score = summary_of(often)["eval_episode_return"]["per_seed"]
     np.testing.assert_array_equal(metrics["eval_episode_return"][:, -1], score)
+
+
+@pytest.fixture
+def evaluations(monkeypatch):
+    """Iterations after which a part is evaluated, in order."""
+    iterations, evaluate = [], runner.machine.programs.Programs.evaluate
+
+    def keep(self, part, state, iteration):
+        iterations.append(iteration)
+        return evaluate(self, part, state, iteration)
+
+    monkeypatch.setattr(runner.machine.programs.Programs, "evaluate", keep)
+    return iterations
+
+
+def test_each_part_is_evaluated_before_training_and_not_again_when_it_is_resumed(evaluations, undisturbed_ppo):
+    assert_finished(call("ppo", *small_run("ppo", name="parts", lanes_per_batch="1")))
+    assert evaluations == 2 * list(range(0, 41, 2))
+    directory = directory_of("ppo", "parts")
+    before, alone = saved_metrics(directory), saved_metrics(undisturbed_ppo)
+    np.testing.assert_array_equal(before["eval_env_steps"], alone["eval_env_steps"])
+    np.testing.assert_array_equal(before["eval_episode_return"][:, 0], alone["eval_episode_return"][:, 0])
+    evaluations.clear()
+    assert_finished(call("ppo", "--resume", str(directory), "--total-timesteps", "1600"))
+    assert 0 not in evaluations
+    after = saved_metrics(directory)
+    np.testing.assert_array_equal(after["eval_env_steps"][:21], before["eval_env_steps"])
+    np.testing.assert_array_equal(after["eval_episode_return"][:, :21], before["eval_episode_return"])
+
+
+def test_a_run_that_is_stopped_before_its_first_checkpoint_is_evaluated_again(
+    evaluations, undisturbed_ppo, monkeypatch
+):
+    def stop(*args):
+        signal.raise_signal(signal.SIGTERM)
+        return evaluate(*args)
+
+    evaluate = runner.machine.programs.Programs.evaluate
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.machine.programs.Programs, "evaluate", stop)
+        assert call("ppo", *small_run("ppo", name="stopped")).status == 128 + signal.SIGTERM
+    directory = directory_of("ppo", "stopped")
+    assert (evaluations, saved_iteration(directory)) == ([0], 0)
+    assert_finished(call("ppo", "--resume", str(directory)))
+    assert evaluations[:3] == [0, 0, 2]
+    assert run_differences(directory, undisturbed_ppo) == []
 
 
 @pytest.mark.parametrize("is_late", [True, False])
