@@ -13,7 +13,7 @@ from runner.ask.options import parse_integer
 from runner.experiment import Experiment
 
 STEPS_PER_CHECK = 8  # of whether all episodes have ended; on a GPU the host waits for the answer
-# With --eval-every auto:
+# With --eval-every auto, besides the evaluation before training:
 MAX_EVALUATIONS = 20  # of a run
 MAX_STEPS_RATIO = 16  # env steps of all evaluations over those of training, if every episode lasted to its limit
 
