@@ -1,6 +1,8 @@
 """Replay a saved policy: python -m runner.render runs/ppo/CartPole-v1/NAME --seed-index 3 --out episode.gif"""
 
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +16,7 @@ from runner.ask.cli import fail
 from runner.folder.load import load
 from runner.machine.devices import to_host
 from runner.machine.evaluation import greedy_policy
+from runner.tell.progress import SECONDS_BETWEEN_LINES
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,9 @@ class Arguments:
 
     run: Annotated[str, tyro.conf.Positional]  # folder that a training run wrote
     seed_index: int = 0  # which of its seeds, counted from 0
-    out: str = ""  # file to write; empty: episode.gif, or episode.html for brax
+    setting_index: int = 0  # which setting of a sweep, counted from 0 in the order of config.json
+    script: str = ""  # file of the script that trained it, if that has moved
+    out: str = ""  # file to write, .gif, for brax .html; empty: episode.gif or episode.html
     episode_seed: int = 0  # seed of the episode
     max_steps: int = 500  # the animation stops here if the episode goes on
 
@@ -41,7 +46,7 @@ def play_episode(
     @jax.jit
     def step(key, obs, memory, env_state):
         action, memory = act(obs, memory)
-        obs, env_state, reward, terminated, truncated, _ = env.step(key[None], env_state, action)
+        obs, env_state, reward, terminated, truncated, _ = env.advance(key[None], env_state, action)
         return obs, memory, env_state, reward[0], (terminated | truncated)[0]
 
     states, rewards = [], []
@@ -54,24 +59,53 @@ def play_episode(
     return states, np.cumsum(rewards)
 
 
+def check_out(path: Path, ending: str) -> None:
+    """Make the folder of a file to write. Raises ValueError or OSError if the file cannot be written."""
+    if path.suffix.lower() != ending:
+        raise ValueError(f"--out must end in {ending} for this environment, not {path}")
+    if path.is_dir():
+        raise ValueError(f"--out {path} is a folder; name a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def count_drawn(states: list[Any]) -> Iterator[Any]:
+    """Yield the states while they are drawn, with a bar on a terminal, else with a line now and then."""
+    if sys.stdout.isatty():
+        from rich.progress import track
+
+        yield from track(states, "drawing")
+        return
+    last_line = time.perf_counter()
+    for i, state in enumerate(states):
+        if time.perf_counter() - last_line >= SECONDS_BETWEEN_LINES:
+            last_line = time.perf_counter()
+            print(f"{i:>6,} / {len(states):,} frames", flush=True)
+        yield state
+
+
 def main() -> None:
     """The command line. Exits with status 2 and one line where the input is bad."""
     arguments = tyro.cli(Arguments, prog="python -m runner.render")
     try:
         if arguments.max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, not {arguments.max_steps}")
-        config, algorithm, state = load(arguments.run, arguments.seed_index)
+        if not 0 <= arguments.episode_seed < 2**32:
+            raise ValueError(f"episode_seed must be between 0 and 2**32 - 1, not {arguments.episode_seed}")
+        lane = arguments.seed_index, arguments.setting_index
+        config, algorithm, state = load(arguments.run, *lane, arguments.script or None)
         env = make_env(config.env)
         try:
             ending, render = env.suite.renderer()
         except ValueError as error:
             raise ValueError(f"{config.env}: {error}") from error
+        path = Path(arguments.out or f"episode{ending}")
+        check_out(path, ending)
+        print(f"playing an episode of {config.env}", flush=True)
         limit = min(arguments.max_steps, env.max_episode_steps or arguments.max_steps)
         key = jax.random.key(arguments.episode_seed)
         states, returns = play_episode(env, *greedy_policy(algorithm, state, 1), key, limit)
-        path = Path(arguments.out or f"episode{ending}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        render(states, returns, str(path))
+        print(f"drawing {len(states):,} frames", flush=True)
+        render(count_drawn(states), returns, str(path))
     except (ValueError, OSError) as error:
         fail(str(error))
     print(f"{len(states)} steps, return {returns[-1]:.1f}, written to {path}")

@@ -1,9 +1,12 @@
 """python -m runner.render: a saved policy as an animation."""
 
+import json
 import shutil
 
+import jax
+import numpy as np
 import pytest
-from helpers import call, capture, execute, small_run
+from helpers import call, capture, execute, path_of, small_run
 from PIL import Image
 
 from common.suites import Suite, gymnax
@@ -55,8 +58,10 @@ def test_an_episode_becomes_an_animation(run, folder):
     words = ["--seed-index", "1", "--out", "new/folder/episode.gif", "--max-steps", "4"]
     result = execute("-m", "runner.render", str(run), *words, cwd=folder)
     assert (result.status, result.stderr) == (0, "")
-    assert result.stdout.startswith("4 steps, return ")
-    assert result.stdout.endswith("written to new/folder/episode.gif\n")
+    *steps, last = result.stdout.splitlines()
+    assert [line.split()[0] for line in steps] == ["playing", "drawing"]
+    assert last.startswith("4 steps, return ")
+    assert last.endswith("written to new/folder/episode.gif")
     with Image.open(folder / "new/folder/episode.gif") as animation:
         assert animation.format == "GIF"
         assert animation.n_frames == 4
@@ -98,13 +103,57 @@ def test_a_seed_that_the_run_does_not_have(run, folder, index):
     assert list(folder.iterdir()) == []
 
 
-def test_a_file_that_cannot_be_written(run, folder):
+def test_a_setting_of_a_sweep(folder, monkeypatch):
+    """Each setting has a policy of its own, and the run says which settings it has."""
+    run = trained("ppo", DRAWN["ppo"], folder, num_seeds=1, sweep="learning_rate=0.001,0.1")
+    drawn, load = [], render.load
+    monkeypatch.setattr(render, "load", lambda *words: drawn.append(load(*words)) or drawn[-1])
+    assert draw(run, "--setting-index", 1, "--max-steps", 1).status == 0
+    [(config, _, state)] = drawn
+    assert config.learning_rate == 0.1
+    assert jax.tree.all(jax.tree.map(np.array_equal, state.params, load(run, 0, 1)[2].params))
+    assert_refused(draw(run, "--setting-index", 2), "settings 0 to 1", 2)
+
+
+def test_a_script_that_has_moved(script, run, folder):
+    copied = shutil.copytree(run, folder / "copied")
+    record = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(record | {"script": "/gone/mine.py"}))
+    assert_refused(draw(copied), "/gone/mine.py", "--script")
+    assert_refused(draw(copied, "--script", f"/gone/{script}.py"), f"/gone/{script}.py", "not exist")
+    assert_refused(draw(copied, "--script", copied / "config.json"), "config.json", ".py")
+    (folder / "other.py").write_text("class Config: pass")
+    assert_refused(draw(copied, "--script", "other.py"), "other.py", "no make")
+    moved = shutil.copy(path_of(script), folder / "mine.py")
+    result = draw(copied, "--script", moved, "--max-steps", 2)
+    assert (result.status, result.stderr) == (0, "")
+    assert (folder / "episode.gif").exists()
+
+
+@pytest.mark.parametrize("out", ["episode.xyz", "episode", "file/episode.gif", "folder.gif"])
+def test_a_file_that_cannot_be_written(run, folder, monkeypatch, out):
+    """It is refused before the episode is played."""
     (folder / "file").write_text("")
-    assert_refused(draw(run, "--max-steps", 2, "--out", "file/episode.gif"), "file")
+    (folder / "folder.gif").mkdir()
+    monkeypatch.setattr(render, "play_episode", None)
+    assert_refused(draw(run, "--out", out), out.partition("/")[0])
+    assert sorted(path.name for path in folder.iterdir()) == ["file", "folder.gif"]
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**70])
+def test_a_seed_that_a_key_cannot_have(run, seed):
+    assert_refused(draw(run, "--episode-seed", seed), "episode_seed", seed)
 
 
 def test_no_steps(run):
     assert_refused(draw(run, "--max-steps", 0), "max_steps")
+
+
+def test_a_long_drawing_says_how_far_it_is(run, folder, monkeypatch):
+    monkeypatch.setattr(render, "SECONDS_BETWEEN_LINES", 0.0)
+    result = draw(run, "--max-steps", 3)
+    assert (result.status, result.stderr) == (0, "")
+    assert [line.split()[:3] for line in result.stdout.splitlines()[2:5]] == [[str(i), "/", "3"] for i in range(3)]
 
 
 def test_the_run_must_be_named():

@@ -463,19 +463,20 @@ def test_a_list_ends_in_silence_where_its_reader_does():
 @pytest.mark.parametrize(
     ("name", "ending"),
     [
+        ("Catch-bsuite", ".gif"),
         ("brax/reacher:backend=positional", ".html"),
         ("navix/Navix-Empty-5x5-v0", ".gif"),
         ("xminigrid/MiniGrid-Empty-5x5", ".gif"),
     ],
 )
 def test_an_episode_can_be_drawn(name, ending, tmp_path):
-    pytest.importorskip(name.partition("/")[0])
+    pytest.importorskip(name.partition("/")[0] if "/" in name else "gymnax")
     env = make_env(name)
     zeros = jnp.zeros((1, *env.action_space.shape), env.action_space.dtype)
     states, returns = play_episode(env, lambda obs, _: (zeros, ()), (), jax.random.key(0), 3)
     suffix, render = env.suite.renderer()
     path = tmp_path / f"episode{suffix}"
-    render(states, returns, str(path))
+    render(iter(states), returns, str(path))
     assert suffix == ending
     content = path.read_bytes()
     assert content.startswith(b"GIF8" if ending == ".gif" else b"<!DOCTYPE html>")

@@ -3,13 +3,16 @@
 Options are fields of the environment's parameters or arguments of its class: `DeepSea-bsuite:size=20`.
 """
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import gymnax
 import jax
 import jax.numpy as jnp
+import numpy as np
 from gymnax.environments.environment import Environment
 
 from common import suites
@@ -88,14 +91,50 @@ class Suite(suites.Suite):
 
     def renderer(self):
         """The file's ending, and a function that writes an animation. Raises ValueError if gymnax cannot draw it."""
-        import matplotlib
-        from gymnax.visualize import Visualizer
         from gymnax.visualize.vis_gym import SUPPORTED_GYM_ENVS
 
         drawable = {*SUPPORTED_GYM_ENVS, *DRAWABLE}
         if self.name not in drawable:
             raise ValueError(f"gymnax draws only {', '.join(sorted(drawable))}")
-        matplotlib.use("agg")
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # classic control is drawn with pygame: no window, no sound
+        if self.name in SUPPORTED_GYM_ENVS:
+            return ".gif", lambda states, returns, path: suites.write_gif(self._draw_classic(states, returns), path, 50)
+        return ".gif", lambda states, returns, path: suites.write_gif(self._draw_figure(states, returns), path)
+
+    # gymnax' own Visualizer.animate draws each frame three times and starts and ends pygame for each.
+
+    def _draw_classic(self, states: Iterable[Any], returns: np.ndarray):
+        """Classic control, drawn by Gymnasium; yields uint8 [height, width, 3]."""
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Gymnasium draws with pygame: no window, no sound
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
-        return ".gif", lambda states, returns, path: Visualizer(self.env, self.params, states, returns).animate(path)
+        import gymnasium
+        from gymnax.visualize.vis_gym import get_gym_state, set_gym_params
+        from PIL import Image, ImageDraw
+
+        with contextlib.closing(gymnasium.make(self.name, render_mode="rgb_array")) as drawing:
+            drawing.reset()
+            set_gym_params(drawing.unwrapped, self.name, self.params)
+            for i, state in enumerate(states):
+                drawing.unwrapped.state = get_gym_state(state, self.name)
+                if self.name == "Pendulum-v1":
+                    drawing.unwrapped.last_u = np.asarray(state.last_u, np.float64)  # the arrow of the torque
+                image = Image.fromarray(drawing.render())
+                ImageDraw.Draw(image).text((8, 4), f"step {i + 1}, return {returns[i]:.2f}", "black", font_size=18)
+                yield np.asarray(image)
+
+    def _draw_figure(self, states: Iterable[Any], returns: np.ndarray):
+        """The others, drawn by gymnax with matplotlib; yields uint8 [height, width, 3]."""
+        import matplotlib
+
+        matplotlib.use("agg")
+        from gymnax.visualize import Visualizer
+        from matplotlib import pyplot
+
+        drawing = Visualizer(self.env, self.params, [], returns)
+        for i, state in enumerate(states):
+            drawing.state_seq.append(state)
+            if i == 0:
+                drawing.init()
+            drawing.update(i)
+            drawing.fig.canvas.draw()
+            yield np.asarray(drawing.fig.canvas.buffer_rgba())[..., :3]
+        pyplot.close(drawing.fig)

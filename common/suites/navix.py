@@ -50,6 +50,6 @@ class Suite(suites.Suite):
         from navix.observations import rgb
 
         def render(states, returns, path):
-            suites.write_gif([rgb(jax.device_put(timestep.state)) for timestep in states], path)
+            suites.write_gif((rgb(jax.device_put(timestep.state)) for timestep in states), path)
 
         return ".gif", render

@@ -55,6 +55,6 @@ class Suite(suites.Suite):
         """The file's ending, and a function that writes an animation."""
 
         def render(states, returns, path):
-            suites.write_gif([self.env.render(self.params, timestep) for timestep in states], path)
+            suites.write_gif((self.env.render(self.params, timestep) for timestep in states), path)
 
         return ".gif", render

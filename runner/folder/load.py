@@ -15,32 +15,40 @@ from runner.folder.record import read_experiment, read_record
 ROOT = Path(__file__).resolve().parent.parent.parent  # the folder of the scripts
 
 
-def load(run_dir: str | Path, seed_index: int = 0, setting_index: int = 0) -> tuple[Any, Any, Any]:
+def load(
+    run_dir: str | Path, seed_index: int = 0, setting_index: int = 0, script: str | Path | None = None
+) -> tuple[Any, Any, Any]:
     """Load one seed of a finished or interrupted run.
 
     Args:
         run_dir: the folder that a run wrote.
         seed_index: which seed, counted from 0.
         setting_index: which setting of a sweep, counted from 0 in the order of config.json.
+        script: the file of the script that trained it, if that has moved; None: where it was.
 
     Returns:
         config, algorithm (with `act` and `value`) and that lane's State, without a replay buffer. Of a run of another
         version of the script, the State has at least what `act` and `value` read; a note says what is None.
 
     Raises:
-        ValueError: no such run, seed or setting, a damaged checkpoint, or one of a policy that the script cannot have.
+        ValueError: no such run, seed, setting or script, a damaged checkpoint, or one of a policy that the script
+            cannot have.
     """
     run_dir = Path(run_dir)
     record = read_record(run_dir)
-    script = import_script(record.script)
-    experiment = read_experiment(record, script)
+    if script is not None and not (Path(script).is_file() and Path(script).suffix == ".py"):
+        raise ValueError(f"the script {script} does not exist or is no .py file")
+    module = import_script(str(script or record.script))
+    if missing := [name for name in ("Config", "make") if not hasattr(module, name)]:
+        raise ValueError(f"{module.__file__} is no script that trains: it has no {' and no '.join(missing)}")
+    experiment = read_experiment(record, module)
     lane = experiment.lane(seed_index, setting_index)
     part = next((part for part in record.parts if part.start <= lane < part.stop), None)
     path = part and part_folder(run_dir, record.parts, part) / CHECKPOINT
     if path is None or not path.exists():
         raise ValueError(f"{run_dir} has no checkpoint of this seed")
     config = dataclasses.replace(experiment.config, **experiment.setting(setting_index))
-    algorithm = script.make(config)
+    algorithm = module.make(config)
     abstract_state = jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0))
     state = restore_policy(path, abstract_state, lane - part.start)
     return config, algorithm, jax.device_put(state)
@@ -55,7 +63,7 @@ def import_script(path: str) -> Any:
         places = [ROOT / f"{name}.py", ROOT / "variants" / f"{name}.py"]
         found = next((place for place in places if place.exists()), None)
         if found is None:
-            raise ValueError(f"the script {path} of this run no longer exists")
+            raise ValueError(f"the script {path} no longer exists; if it has moved, name it: --script, load(script=)")
         path = str(found)
     known = sys.modules.get(name)
     if known is not None and Path(known.__file__).resolve() == Path(path).resolve():
