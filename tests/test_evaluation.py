@@ -1,6 +1,7 @@
 """common/evaluation.py: whole episodes, each environment giving exactly one."""
 
 import functools
+import importlib
 
 import gymnax
 import jax
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 from flax import struct
 from gymnax.environments import environment, spaces
+from helpers import ENVS, small_config
 
 from common.environment import make_env
-from runner.machine.evaluation import STEPS_PER_CHECK, episode_limit, evaluate
+from runner.machine.evaluation import STEPS_PER_CHECK, episode_limit, evaluate, greedy_policy
 
 LIMIT = 5
 MAX_STEPS = 10_000  # of an evaluation, where the environment names no limit
@@ -273,3 +275,20 @@ def test_the_policy_without_a_key_is_greedy(name):
         np.testing.assert_array_equal(greedy, [np.bincount(x).argmax() for x in sampled.T])
     else:
         np.testing.assert_allclose(greedy, np.median(sampled, axis=0), atol=0.3)
+
+
+@pytest.mark.parametrize("script", ENVS)
+def test_an_evaluation_samples_nothing(script):
+    """Environments that observe the same get the same action, and the same again, though samples differ."""
+    config = small_config(script)
+    algorithm = importlib.import_module(script).make(config)
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    act, memory = greedy_policy(algorithm, state, 64)
+    obs = jnp.repeat(state.obs[:1], 64, axis=0)
+    actions = [np.asarray(act(obs, memory)[0]) for _ in range(2)]
+    assert (actions[0] == actions[0][0]).all()
+    np.testing.assert_array_equal(*actions)
+    if script not in ("dqn", "td3"):  # their policies are deterministic
+        with jax.numpy_rank_promotion("allow"):  # distrax needs it
+            sampled = jax.tree.leaves(algorithm.act(state, obs, *jax.tree.leaves(memory), jax.random.key(1)))
+        assert len(np.unique(np.asarray(sampled[0]))) > 1

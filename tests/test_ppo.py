@@ -1,5 +1,6 @@
 """PPO against plain numpy: advantages, losses, gradients, optimizer, minibatches. Learning: test_ppo_probes.py."""
 
+import importlib
 from dataclasses import replace
 from functools import cache
 
@@ -351,6 +352,29 @@ def test_updates_that_a_target_kl_skips_do_not_slow_the_annealing():
     moved = [jax.tree.map(jnp.subtract, state.params, before.params) for state in (whole, annealed)]
     assert optax.tree.norm(moved[0]) > 0.1
     jax.tree.map(lambda x, y: np.testing.assert_allclose(0.75 * x, y, rtol=1e-4, atol=1e-5), *moved)
+
+
+@pytest.mark.parametrize("script", ["ppo", "ppo_rnn"])
+def test_no_update_follows_the_stop(script, monkeypatch):
+    """A lane that stops in its first epoch ends as it would without the other epochs, though later minibatches may be
+    below the target again. Rows come in order, so that the first epoch is the same."""
+    module = importlib.import_module(script)
+    monkeypatch.setattr(module, "shuffle", lambda key, num_rows: jnp.arange(num_rows))
+    fields = {"num_envs": 4, "num_steps": 6, "num_minibatches": 4, "hidden_sizes": (4,), "normalize_reward": True}
+    config = module.Config("Probe-Recorder", 24, **fields, learning_rate=0.03, target_kl=0.01)
+    config = replace(config, anneal_learning_rate=False)
+    start = jax.jit(jax.vmap(module.make(config).init))(jax.random.split(jax.random.key(0), 64))
+    ends = []
+    for num_epochs in (1, 4):
+        algorithm = module.make(replace(config, num_epochs=num_epochs))
+        state, metrics = jax.jit(jax.vmap(algorithm.step, (0, None)))(start, 0)
+        ends.append((np.asarray(metrics["num_updates"]), state.params))
+    (short, short_params), (long, long_params) = ends
+    stopped = short < config.num_minibatches
+    assert stopped.sum() >= 8
+    assert (long[~stopped] > config.num_minibatches).any()
+    np.testing.assert_array_equal(long[stopped], short[stopped])
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[stopped], y[stopped]), short_params, long_params)
 
 
 def test_images_pass_a_convolution():

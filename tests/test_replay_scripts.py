@@ -54,17 +54,19 @@ def test_noise_is_correlated_in_time_and_of_unit_variance(script, noise_steps):
 
 @pytest.mark.parametrize("script", ["sac", "td3"])
 def test_exploration_follows_the_noise(script):
-    """With a policy that says 0, and std 1 for SAC, the stored actions are the noise, squashed or clipped."""
+    """With a policy that says 0, and std 0.5 for SAC, the stored actions are the noise, scaled, squashed or clipped."""
     config = replace(CONFIGS[script], num_envs=2, train_interval=8, gradient_steps=2, noise_steps=20)
     config = replace(config, **({"exploration_noise": 0.5} if script == "td3" else {}))
     algorithm = importlib.import_module(script).make(config)
     state = jax.jit(algorithm.init)(jax.random.key(0))
     actor = jax.tree.map(jnp.zeros_like, state.params.actor)
+    if script == "sac":
+        actor["params"]["Dense_1"]["bias"] += jnp.log(0.5)  # of log_std
     rates = {"actor_learning_rate": 0.0, "critic_learning_rate": 0.0}
     step = jax.jit(importlib.import_module(script).make(replace(config, **rates)).step)
     state, _ = step(state.replace(params=state.params.replace(actor=actor)), 0)
     actions = np.asarray(read(state.buffer, np.arange(24, 48)).action).reshape(12, 2)  # [steps, num_envs]
-    noise = np.arctanh(actions) if script == "sac" else actions / 0.5
+    noise = (np.arctanh(actions) if script == "sac" else actions) / 0.5
     np.testing.assert_allclose(noise[-1], np.ravel(state.noise), rtol=1e-4)
     assert (np.abs(np.diff(noise, axis=0)) < 4 * np.sqrt(1 - 0.95**2)).all()
     assert (noise[:, 0] != noise[:, 1]).all()

@@ -1,4 +1,4 @@
-"""Iterations of DQN, SAC and TD3 against plain numpy: targets, losses, gradients, optimizers, target networks.
+"""Iterations of DQN, SAC, TD3 and discrete SAC against numpy: targets, losses, gradients, optimizers, target networks.
 
 The replay is made to return known rows and the noise to be known numbers; nothing else is replaced.
 """
@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import probes
 import pytest
+import sac_discrete
 from reference import Adam, global_norm, mlp, normalized, numerical_gradient, to_float64
 
 import dqn
@@ -38,6 +39,9 @@ DQN = dqn.Config(
 CONTINUOUS = {"env": "Probe-Recorder-Continuous", "hidden_sizes": (4,), "tau": 0.3, **REPLAY}
 RATES = {"actor_learning_rate": 0.01, "critic_learning_rate": 0.02}
 SAC = sac.Config(**CONTINUOUS, **RATES, alpha=0.7, alpha_learning_rate=0.03, target_entropy=-0.4)
+SAC_DISCRETE = sac_discrete.Config(
+    **CONTINUOUS | {"env": "Probe-Recorder"}, **RATES, alpha=0.7, alpha_learning_rate=0.03, target_entropy=0.8
+)
 TD3 = td3.Config(**CONTINUOUS, **RATES, target_noise=0.8, target_noise_clip=0.6)
 CASES = {
     "dqn": replace(DQN, double=False),
@@ -57,6 +61,10 @@ CASES = {
     "sac, normalised": replace(SAC, normalize_obs=True, hidden_sizes=(4, 3), activation="tanh"),
     "sac, layer norm, 3 steps": replace(SAC, layer_norm=True, n_step=3, activation="tanh"),
     "sac, simba": replace(SAC, torso="simba"),
+    "discrete sac": SAC_DISCRETE,
+    "discrete sac, normalised, layer norm, 3 steps": replace(
+        SAC_DISCRETE, normalize_obs=True, layer_norm=True, n_step=3, activation="tanh"
+    ),
     "td3": TD3,
     "td3, policy delay 1, tanh": replace(TD3, policy_delay=1, activation="tanh"),
     "td3, layer norm, 3 steps": replace(TD3, layer_norm=True, n_step=3, activation="tanh"),
@@ -71,10 +79,12 @@ def rank_promotion(compilations):
         yield
 
 
-def newest(buffer, rows, n_step=1, **_):
-    """In place of the rows that were drawn, those written last, backwards; with n_step > 1 a discount for each."""
+def newest(buffer, rows, n_step=1, num_envs=1, gamma=1.0):
+    """In place of the rows that were drawn, those written last, backwards; with n_step > 1 a discount for each, which
+    tells with what windows were asked for."""
     batch = read(buffer, (buffer.count - 1 - jnp.arange(rows.size).reshape(rows.shape)) % buffer.capacity)
-    return batch if n_step == 1 else batch.replace(discount=jnp.cos(batch.reward) ** 2)
+    discount = gamma * jnp.cos(batch.reward + n_step + 7 * num_envs) ** 2
+    return batch if n_step == 1 else batch.replace(discount=discount)
 
 
 def known_noise(key, shape=(), dtype=jnp.float32):
@@ -254,6 +264,52 @@ class ReferenceSAC(ReferenceActorCritic):
         return metrics
 
 
+class ReferenceSACDiscrete(ReferenceActorCritic):
+    batches_per_update = 1
+
+    def __init__(self, config, state):
+        super().__init__(config, state)
+        self.alpha_adam = Adam(self.params.log_alpha)
+
+    def policy(self, actor, obs):
+        """Probabilities and their logarithms, [batch_size, 3]."""
+        logits = self.mlp(actor, obs)
+        log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        return np.exp(log_probs), log_probs
+
+    def q(self, critic, obs, action):
+        """[batch_size, 2]."""
+        return np.take_along_axis(self.all_q(critic, obs), action[:, None, None], axis=1)[:, 0]
+
+    def all_q(self, critic, obs):
+        """[batch_size, 3, 2]."""
+        return np.stack([self.mlp(jax.tree.map(lambda x, i=i: x[i], critic), obs) for i in range(2)], axis=-1)
+
+    def update(self, batches, i):
+        config, batch, alpha = self.config, batches[0], np.exp(self.params.log_alpha)
+        probs, log_probs = self.policy(self.params.actor, batch.next_obs)
+        soft_q = self.all_q(self.target_params, batch.next_obs).min(axis=-1) - alpha * log_probs
+        metrics = self.update_critic(self.target(batch, (probs * soft_q).sum(axis=-1)), batch)
+
+        def actor_loss(actor):
+            probs, log_probs = self.policy(actor, batch.obs)
+            q = self.all_q(self.params.critic, batch.obs).min(axis=-1)
+            return np.mean((probs * (alpha * log_probs - q)).sum(axis=-1))
+
+        probs, log_probs = self.policy(self.params.actor, batch.obs)
+        entropy = -(probs * log_probs).sum(axis=-1).mean()
+        metrics |= self.update_actor(actor_loss) | {"entropy": entropy, "alpha": alpha}
+        grads = alpha * (entropy - config.target_entropy * np.log(3))  # d/d log_alpha; three actions
+        log_alpha = self.alpha_adam.step(self.params.log_alpha, grads, config.alpha_learning_rate)
+        self.params = self.params.replace(log_alpha=log_alpha)
+        self.target_params = self.mix(self.params.critic, self.target_params)
+        return metrics
+
+    def act_and_value(self, obs):
+        action = self.mlp(self.params.actor, obs).argmax(axis=-1)
+        return action, self.q(self.params.critic, obs, action).min(axis=-1)
+
+
 class ReferenceTD3(ReferenceActorCritic):
     def __init__(self, config, state):
         super().__init__(config, state)
@@ -276,13 +332,20 @@ class ReferenceTD3(ReferenceActorCritic):
         return {name: np.mean([record[name] for record in records]) for name in records[0]} | metrics
 
 
-REFERENCES = {"dqn": ReferenceDQN, "sac": ReferenceSAC, "td3": ReferenceTD3}
+REFERENCES = {
+    "dqn": ReferenceDQN,
+    "sac": ReferenceSAC,
+    "sac_discrete": ReferenceSACDiscrete,
+    "td3": ReferenceTD3,
+}
 
 
 def batches_of(config, state):
     """What `newest` returns in the one cycle of an iteration, normalised as the networks see it."""
     shape = (config.gradient_steps, config.batch_size)
-    batch = jax.tree.map(np.asarray, newest(state.buffer, np.zeros(shape, int), config.n_step))
+    batch = jax.tree.map(
+        np.asarray, newest(state.buffer, np.zeros(shape, int), config.n_step, config.num_envs, config.gamma)
+    )
     batch = batch.replace(
         obs=normalized(state.obs_statistics, batch.obs), next_obs=normalized(state.obs_statistics, batch.next_obs)
     )
