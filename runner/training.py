@@ -4,14 +4,12 @@ import contextlib
 import sys
 import time
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from common.buffer import cut_newest
 from runner.experiment import (
     EVAL_METRICS,
     EVAL_STEPS,
@@ -109,9 +107,7 @@ class Run:
         metrics, evaluations = files.read_metrics(path.parent, steps, lanes)
         if getattr(self.abstract_state, "buffer", None) is not None and state.buffer is None:
             print("the checkpoint has no replay buffer: it is filled again with random transitions", flush=True)
-            cut = self.programs.placement.each(partial(cut_newest, n=self.experiment.config.num_envs))
-            buffer = jax.jit(cut, donate_argnums=0)(self.programs.init.result()(settings, keys).buffer)
-            state = state.replace(buffer=to_host(buffer, part.num_lanes))
+            state = state.replace(buffer=self.programs.refill(part))
         write_record(self.directory, self.experiment, self.parts, self.wandb_id)
         print(f"resumed {path.parent} at {steps[-1]:,} env steps", flush=True)
         return Progress(iteration, self.programs.placement.place(state), metrics, evaluations)

@@ -3,12 +3,13 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
 import numpy as np
 
+from common.buffer import cut_newest
 from common.environment import make_env
 from runner.experiment import Experiment, Part
 from runner.machine.devices import compile_init, compile_quickly, compile_segment, is_finite, make_placement, to_host
@@ -44,6 +45,12 @@ class Programs:
     def init(self) -> Future:
         """Future of the compiled `(settings, keys) -> State`; the first access starts the compilation."""
         return self.threads.submit(compile_init, self.experiment.make_lane, self.placement, self.settings)
+
+    def refill(self, part: Part) -> Any:
+        """A replay buffer of random transitions, from which no n-step window leads to later ones; on the host."""
+        buffer = self.init.result()(*self.inputs(part)).buffer
+        cut = self.placement.each(partial(cut_newest, n=self.experiment.config.num_envs))
+        return to_host(jax.jit(cut, donate_argnums=0)(buffer), part.num_lanes)
 
     @cached_property
     def segment(self) -> Callable:
