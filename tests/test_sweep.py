@@ -274,10 +274,12 @@ def test_a_setting_that_diverges_comes_last_and_is_named():
 
 @in_folder
 def test_a_sweep_without_evaluation_has_the_training_returns_by_which_it_is_ranked():
-    result = call("ppo", *small_run("ppo", name="sweep", eval_episodes=0), "--sweep", "learning-rate=1e-5,1e-2,3e-2")
+    env = "CartPole-v1:max_episode_steps=20"  # so that episodes end in the last tenth
+    run = small_run("ppo", env=env, name="sweep", eval_episodes=0)
+    result = call("ppo", *run, "--sweep", "learning-rate=1e-5,1e-2,3e-2")
     assert result.status == 0, result
-    summary = json.loads(Path("runs/ppo/CartPole-v1/sweep/summary.json").read_text())
-    metrics = saved_metrics(Path("runs/ppo/CartPole-v1/sweep"))
+    directory = Path("runs/ppo") / env / "sweep"
+    summary, metrics = json.loads((directory / "summary.json").read_text()), saved_metrics(directory)
     assert summary["ranked_by"] == "training_return"
     scores = [setting["training_return"] for setting in summary["settings"]]
     assert [scores[i]["iqm"] for i in summary["ranking"]] == sorted((x["iqm"] for x in scores), reverse=True)
