@@ -54,13 +54,14 @@ def assert_refused(result, *words):
         assert str(word) in result.stderr, result
 
 
-def test_an_episode_becomes_an_animation(run, folder):
+def test_an_episode_becomes_an_animation(script, run, folder):
     words = ["--seed-index", "1", "--out", "new/folder/episode.gif", "--max-steps", "4"]
     result = execute("-m", "runner.render", str(run), *words, cwd=folder)
     assert (result.status, result.stderr) == (0, "")
     *steps, last = result.stdout.splitlines()
     assert [line.split()[0] for line in steps] == ["playing", "drawing"]
     assert last.startswith("4 steps, return ")
+    assert script != "ppo" or last.startswith("4 steps, return 4.0,")
     assert last.endswith("written to new/folder/episode.gif")
     with Image.open(folder / "new/folder/episode.gif") as animation:
         assert animation.format == "GIF"
@@ -71,6 +72,16 @@ def test_an_episode_becomes_an_animation(run, folder):
             frames.append(animation.convert("RGB").tobytes())
     assert len(set(frames)) > 1, "nothing moves"
     assert [path.name for path in folder.iterdir()] == ["new"]
+
+
+def test_the_seeds_choose_the_policy_and_the_episode(run, folder):
+    animations = []
+    for seed_index, episode_seed in ((0, 0), (1, 0), (0, 1), (0, 0)):
+        words = ["--seed-index", seed_index, "--episode-seed", episode_seed, "--max-steps", 8]
+        assert draw(run, *words).status == 0
+        animations.append((folder / "episode.gif").read_bytes())
+    assert len(set(animations)) == 3
+    assert animations[3] == animations[0]
 
 
 def test_an_environment_that_gymnax_cannot_draw(script, folder, tmp_path_factory):

@@ -1161,6 +1161,17 @@ def test_each_evaluation_plays_other_episodes():
     assert all(len(set(row)) > 3 for row in returns)
 
 
+def test_an_evaluation_in_batches_plays_other_episodes_in_each(monkeypatch):
+    """Where two episodes do not fit the memory, each is a batch. Returns are whole numbers: two that are different make
+    halves."""
+    share = runner.machine.programs.share_of_memory
+    too_large = lambda program, *rest: 2.0 if "is_cut" in str(program.out_tree) else share(program, *rest)  # noqa: E731
+    monkeypatch.setattr(runner.machine.programs, "share_of_memory", too_large)
+    assert_finished(call("ppo", *small_run("ppo", name="batches")))
+    returns = saved_metrics(directory_of("ppo", "batches"))["eval_episode_return"]
+    assert set(np.unique(returns % 1)) == {0.0, 0.5}
+
+
 def test_an_evaluation_that_fails_leaves_the_results_of_training(monkeypatch):
     def fails(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.")
