@@ -1047,7 +1047,8 @@ def test_evaluation_in_batches_of_episodes_where_memory_is_short(monkeypatch):
         for name in ("whole", "batches")
     )
     assert len(whole) == len(batches) == 2
-    assert whole != batches, "the batches have episodes of their own"
+    assert whole != batches
+    assert any(score % 1 for score in batches), "one episode in all batches would have a whole number as mean return"
 
 
 @pytest.mark.parametrize(
@@ -1159,17 +1160,6 @@ def test_each_evaluation_plays_other_episodes():
     assert_finished(call("ppo", *small_run("ppo", name="still", learning_rate=0.0)))
     returns = saved_metrics(directory_of("ppo", "still"))["eval_episode_return"]
     assert all(len(set(row)) > 3 for row in returns)
-
-
-def test_an_evaluation_in_batches_plays_other_episodes_in_each(monkeypatch):
-    """Where two episodes do not fit the memory, each is a batch. Returns are whole numbers: two that are different make
-    halves."""
-    share = runner.machine.programs.share_of_memory
-    too_large = lambda program, *rest: 2.0 if "is_cut" in str(program.out_tree) else share(program, *rest)  # noqa: E731
-    monkeypatch.setattr(runner.machine.programs, "share_of_memory", too_large)
-    assert_finished(call("ppo", *small_run("ppo", name="batches")))
-    returns = saved_metrics(directory_of("ppo", "batches"))["eval_episode_return"]
-    assert set(np.unique(returns % 1)) == {0.0, 0.5}
 
 
 def test_an_evaluation_that_fails_leaves_the_results_of_training(monkeypatch):
