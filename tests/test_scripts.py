@@ -600,7 +600,7 @@ def test_runs_with(script, shape):
         ({"torso": "simba", "hidden_sizes": ()}, r"hidden_sizes = \(\) must be one width"),
         ({"torso": "simba", "layer_norm": True}, "layer_norm must be False if torso = simba"),
         ({"gamma": 1.5}, "gamma must be between 0 and 1, not 1.5"),
-        ({"gamma": float("nan")}, "gamma must be between 0 and 1, not nan"),
+        ({"gamma": float("nan")}, "gamma must be finite as a float32 .*, not nan"),
     ],
 )
 def test_bad_config_is_refused(script, changes, message):
