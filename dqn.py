@@ -12,6 +12,7 @@ Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
   - Updates per env step never depend on num_envs; other settings raise ValueError.
   - `init` fills the buffer with learning_starts uniform-random transitions.
+  - Illegal actions, if told, are never chosen nor bootstrapped from (arXiv:2006.14171).
 
 Options, off by default:
   - dueling (Wang et al. 2016, arXiv:1511.06581).
@@ -43,7 +44,7 @@ from flax import struct
 from common import normalization
 from common.buffer import Buffer, add, draw_rows, init_buffer, read, read_windows
 from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
-from common.environment import clear_episodes, episode_metrics, make_env
+from common.environment import choose_legal, clear_episodes, episode_metrics, forbid, make_env
 from common.initializers import orthogonal
 from common.loops import scan_mean
 
@@ -170,6 +171,7 @@ class Transition:
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
     truncated: jax.Array | None = None  # [num_envs] bool, cut by a time limit, if n_step > 1
     discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch if n_step > 1
+    next_mask: jax.Array | None = None  # [num_envs, num_actions] bool, legal in next_obs, if told
 
 
 @struct.dataclass
@@ -215,6 +217,7 @@ def make(config: Config) -> Algorithm:
     if not hasattr(env.action_space, "n"):
         raise ValueError(f"{config.env} has continuous actions; use sac.py, td3.py or ppo.py")
     num_actions = env.action_space.n
+    num_choices = 2**30 if env.has_mask else num_actions  # random numbers for choose_legal
     torso = partial(Torso, config=config, obs_shape=env.obs_shape)
     network = QNetwork(num_actions, config.dueling, torso)
     window = {"n_step": config.n_step, "num_envs": config.num_envs, "gamma": config.gamma}
@@ -235,6 +238,7 @@ def make(config: Config) -> Algorithm:
         obs, env_state = env.reset(jax.random.split(reset_key, config.num_envs))
         action, zero, no = jnp.int32(0), jnp.float32(0), jnp.bool_(False)
         row = Transition(obs=obs[0], action=action, reward=zero, terminated=no, next_obs=obs[0])
+        row = row.replace(next_mask=jax.tree.map(lambda x: x[0], env.action_mask(env_state)))
         row = row.replace(truncated=no) if config.n_step > 1 else row
         statistics = normalization.init_statistics(env.obs_shape)
         state = State(
@@ -248,27 +252,27 @@ def make(config: Config) -> Algorithm:
             obs_statistics=statistics if config.normalize_obs else None,
         )
         shape = config.learning_starts // config.num_envs, config.num_envs
-        actions = jax.random.randint(action_key, shape, 0, num_actions)
-        return jax.lax.scan(env_step, state, (actions, jax.random.split(env_key, shape)))[0]
+        numbers = jax.random.randint(action_key, shape, 0, num_choices)
+        return jax.lax.scan(fill, state, (numbers, jax.random.split(env_key, shape)))[0]
 
     def preprocess(state, obs):
         return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
     def draw_actions(key, shape, epsilon):
-        """Whether an action is random, with probability epsilon, and that action."""
+        """Whether an action is random, with probability epsilon, and its number if so."""
         coin_key, action_key = jax.random.split(key)
         is_random = jax.random.uniform(coin_key, shape) < epsilon
-        return is_random, jax.random.randint(action_key, shape, 0, num_actions)
+        return is_random, jax.random.randint(action_key, shape, 0, num_choices)
 
-    def act(state, obs, key=None):
-        action = network.apply(state.params, preprocess(state, obs)).argmax(axis=-1)
+    def act(state, obs, key=None, mask=None):
+        action = forbid(network.apply(state.params, preprocess(state, obs)), mask).argmax(axis=-1)
         if key is None:
             return action
-        is_random, random_action = draw_actions(key, action.shape, config.epsilon_end)
-        return jnp.where(is_random, random_action, action)
+        is_random, number = draw_actions(key, action.shape, config.epsilon_end)
+        return jnp.where(is_random, choose_legal(number, mask), action)
 
-    def value(state, obs):
-        return network.apply(state.params, preprocess(state, obs)).max(axis=-1)
+    def value(state, obs, mask=None):
+        return forbid(network.apply(state.params, preprocess(state, obs)), mask).max(axis=-1)
 
     def epsilon_at(env_steps):
         progress = jnp.float32(env_steps) / (config.exploration_fraction * config.total_timesteps)
@@ -286,6 +290,7 @@ def make(config: Config) -> Algorithm:
             terminated=terminated,
             next_obs=info["final_observation"],
             truncated=truncated if config.n_step > 1 else None,
+            next_mask=info["final_mask"],
         )
         state = state.replace(buffer=add(state.buffer, transition), env_state=env_state, obs=obs)
         if config.normalize_obs:
@@ -293,9 +298,14 @@ def make(config: Config) -> Algorithm:
             state = state.replace(obs_statistics=statistics)
         return state, None
 
+    def fill(state, inputs):
+        number, env_keys = inputs
+        return env_step(state, (choose_legal(number, env.action_mask(state.env_state)), env_keys))
+
     def explore(state, inputs):
-        is_random, random_action, env_keys = inputs
-        action = jnp.where(is_random, random_action, act(state, state.obs))
+        is_random, number, env_keys = inputs
+        mask = env.action_mask(state.env_state)
+        action = jnp.where(is_random, choose_legal(number, mask), act(state, state.obs, mask=mask))
         return env_step(state, (action, env_keys))
 
     def q_of(q, action):
@@ -306,7 +316,8 @@ def make(config: Config) -> Algorithm:
         next_obs = preprocess(state, batch.next_obs)
         q_next = network.apply(state.target_params, next_obs)  # [batch_size, num_actions]
         q_select = network.apply(state.params, next_obs) if config.double else q_next
-        next_value = q_of(q_next, q_select.argmax(axis=-1))  # [batch_size]
+        next_action = forbid(q_select, batch.next_mask).argmax(axis=-1)
+        next_value = q_of(q_next, next_action)  # [batch_size]
         discount = config.gamma if config.n_step == 1 else batch.discount
         target = batch.reward + discount * jnp.where(batch.terminated, 0.0, next_value)
 
@@ -341,8 +352,8 @@ def make(config: Config) -> Algorithm:
         env_steps = first_step + config.num_envs * jnp.arange(num_cycles * num_steps)
         epsilons = epsilon_at(env_steps).reshape(num_cycles, num_steps, 1)
         key, explore_key, env_key, row_key = jax.random.split(state.key, 4)
-        is_random, random_action = draw_actions(explore_key, shape, epsilons)
-        explore_inputs = is_random, random_action, jax.random.split(env_key, shape)
+        is_random, numbers = draw_actions(explore_key, shape, epsilons)
+        explore_inputs = is_random, numbers, jax.random.split(env_key, shape)
         rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
         cycles = iteration * num_cycles + jnp.arange(1, num_cycles + 1)
         is_due = cycles * config.cycle_steps % config.target_interval == 0

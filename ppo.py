@@ -6,11 +6,11 @@ Details (Huang et al. 2022, "The 37 Implementation Details of PPO"):
   - GAE (Schulman et al. 2016, arXiv:1506.02438); advantages are normalised per minibatch.
   - Adam with eps 1e-5; global norm clipping; linear learning rate annealing per iteration.
   - Separate networks; orthogonal initialisation, sqrt(2) hidden, 0.01 policy, 1 value.
-  - Continuous actions: state-independent log_std; the environment gets clipped actions.
+  - Continuous actions: state-independent log_std; clipped to [-1, 1], scaled to the box.
 
 Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
-  - Continuous actions live in [-1, 1] and are scaled to the environment's box.
+  - Illegal actions, if told, have probability 0 (arXiv:2006.14171).
   - Observation statistics change after the epochs: the first minibatch is exactly on-policy.
 
 Options, off by default:
@@ -44,7 +44,7 @@ from flax import struct
 
 from common import normalization
 from common.config import Fraction, NonNegative, Positive, validate
-from common.environment import clear_episodes, episode_metrics, make_env, scale_action
+from common.environment import clear_episodes, episode_metrics, forbid, make_env, scale_action
 from common.initializers import orthogonal
 from common.loops import unroll
 from common.random import shuffle
@@ -139,11 +139,11 @@ class Actor(nn.Module):
     torso: Callable  # () -> Torso
 
     @nn.compact
-    def __call__(self, obs: jax.Array) -> distrax.Distribution:
+    def __call__(self, obs: jax.Array, mask: jax.Array | None = None) -> distrax.Distribution:
         x = self.torso()(obs)
         x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(x)  # [*leading, num_outputs]
         if self.is_discrete:
-            return distrax.Categorical(logits=x)
+            return distrax.Categorical(logits=forbid(x, mask))
         log_std = self.param("log_std", nn.initializers.zeros, (self.num_outputs,), jnp.float32)
         std = jnp.exp(jnp.clip(log_std, -20.0, 2.0))
         return distrax.MultivariateNormalDiag(x, jnp.broadcast_to(std, x.shape))
@@ -172,6 +172,7 @@ class Transition:
     terminated: jax.Array  # [num_envs] bool, no successor state
     truncated: jax.Array  # [num_envs] bool, cut by a time limit
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
+    mask: jax.Array | None  # [num_envs, num_actions] bool, legal actions, if told
 
 
 @struct.dataclass
@@ -285,8 +286,8 @@ def make(config: Config) -> Algorithm:
     def preprocess(state, obs):
         return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
-    def act(state, obs, key=None):
-        policy = actor.apply(state.params.actor, preprocess(state, obs))
+    def act(state, obs, key=None, mask=None):
+        policy = actor.apply(state.params.actor, preprocess(state, obs), mask)
         action = policy.mode() if key is None else policy.sample(seed=key)
         return action if is_discrete else scale_action(action, env.action_space)
 
@@ -295,7 +296,8 @@ def make(config: Config) -> Algorithm:
 
     def explore(state, inputs):
         noise, env_keys = inputs
-        policy = actor.apply(state.params.actor, preprocess(state, state.obs))
+        mask = env.action_mask(state.env_state)
+        policy = actor.apply(state.params.actor, preprocess(state, state.obs), mask)
         if is_discrete:
             action = env_action = (policy.logits + noise).argmax(axis=-1)  # Gumbel noise: a sample
         else:
@@ -310,12 +312,14 @@ def make(config: Config) -> Algorithm:
             terminated=terminated,
             truncated=truncated,
             next_obs=info["final_observation"],
+            mask=mask,
         )
         return state.replace(env_state=env_state, obs=obs), transition
 
     def loss(params, state, batch):
         obs = preprocess(state, batch.steps.obs)
-        policy, v = actor.apply(params.actor, obs), critic.apply(params.critic, obs)
+        policy = actor.apply(params.actor, obs, batch.steps.mask)
+        v = critic.apply(params.critic, obs)
         log_ratio = policy.log_prob(batch.steps.action) - batch.log_prob
         ratio = jnp.exp(log_ratio)
         advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
@@ -354,7 +358,7 @@ def make(config: Config) -> Algorithm:
 
     def evaluate(state, rollout):
         obs, next_obs = preprocess(state, rollout.obs), preprocess(state, rollout.next_obs)
-        log_prob = actor.apply(state.params.actor, obs).log_prob(rollout.action)
+        log_prob = actor.apply(state.params.actor, obs, rollout.mask).log_prob(rollout.action)
         v, next_value = (critic.apply(state.params.critic, x) for x in (obs, next_obs))
         advantage, target = gae(rollout, v, next_value, config.gamma, config.gae_lambda)
         return Batch(steps=rollout, log_prob=log_prob, value=v, advantage=advantage, target=target)

@@ -97,7 +97,8 @@ def read_windows(buffer: Buffer, rows: jax.Array, *, n_step: int, num_envs: int,
         end = read(buffer, last)
         reward += jnp.where(is_open, discount * end.reward, 0.0)
         discount *= jnp.where(is_open, gamma, 1.0)
-    return batch.replace(reward=reward, discount=discount, terminated=end.terminated, next_obs=end.next_obs)
+    following = {name: getattr(end, name) for name in ("next_obs", "next_mask") if hasattr(end, name)}
+    return batch.replace(reward=reward, discount=discount, terminated=end.terminated, **following)
 
 
 def cut_newest(buffer: Buffer, n: int) -> Buffer:

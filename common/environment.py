@@ -29,6 +29,7 @@ class Environment:
 
     Attributes:
         obs_shape, obs_dtype: of one observation.
+        has_mask: whether actions may be illegal; see `action_mask`.
     """
 
     def __init__(self, suite: Suite, max_episode_steps: int | None = None, reset_period: int | None = None):
@@ -37,8 +38,14 @@ class Environment:
         self.max_episode_steps = suite.max_episode_steps if max_episode_steps is None else max_episode_steps
         period = self.max_episode_steps if suite.reset_period is None else suite.reset_period
         self.reset_period = period if reset_period is None else reset_period
-        obs, _ = jax.eval_shape(suite.reset, jax.eval_shape(jax.random.key, 0))
+        obs, mask = jax.eval_shape(self._start, jax.eval_shape(jax.random.key, 0))
         self.obs_shape, self.obs_dtype = obs.shape, obs.dtype
+        self.has_mask = mask is not None
+
+    def _start(self, key: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """First observation and legal actions of one environment."""
+        obs, state = self.suite.reset(key)
+        return obs, self.suite.action_mask(state)
 
     @property
     def unroll(self) -> int:
@@ -65,6 +72,10 @@ class Environment:
             state=state, length=length, episode_return=zeros, episodes=episodes, starts=starts, turn=jnp.int32(0)
         )
 
+    def action_mask(self, env_state: EnvState) -> jax.Array | None:
+        """Legal actions [num_envs, n] bool; None where all are legal in every state."""
+        return jax.vmap(self.suite.action_mask)(env_state.state) if self.has_mask else None
+
     def advance(self, keys: jax.Array, env_state: EnvState, action: jax.Array):
         """Like `step`, but start no episode: `obs` is the true successor also where the episode has ended."""
         obs, state, reward, terminated, info = jax.vmap(self.suite.step)(keys, env_state.state, action)
@@ -88,8 +99,8 @@ class Environment:
         Returns:
             obs [num_envs, *obs_shape] (of the next episode where one ended), env_state, reward, terminated, truncated
             (each [num_envs]; both flags may be true), and info: `final_observation` (the true successor of every step),
-            `returned_episode` (whether an episode ended), its `returned_episode_returns` and
-            `returned_episode_lengths`, and the scalars of the suite's info.
+            `final_mask` (its `action_mask`), `returned_episode` (whether an episode ended), its
+            `returned_episode_returns` and `returned_episode_lengths`, and the scalars of the suite's info.
         """
         step_keys, reset_keys = _split(keys)
         next_obs, env_state, reward, terminated, truncated, info = self.advance(step_keys, env_state, action)
@@ -99,6 +110,7 @@ class Environment:
         episodes = jax.tree.map(add, env_state.episodes, info | episode)
         info |= {
             "final_observation": next_obs,
+            "final_mask": self.action_mask(env_state),
             "returned_episode": done,
             "returned_episode_returns": env_state.episode_return,
             "returned_episode_lengths": env_state.length,
@@ -141,6 +153,22 @@ def make_env(name: str) -> Environment:
     with jax.ensure_compile_time_eval():  # keeps its constants concrete where a sweep traces all of `make`
         suite, limits = make_suite(name)
         return Environment(suite, **limits)
+
+
+def forbid(scores: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Scores of actions [..., n], logits or Q values, made very low where the mask [..., n] has no legal action.
+
+    As logits they have probability 0 and gradient 0 (Huang & Ontañón 2022, arXiv:2006.14171).
+    """
+    return scores if mask is None else jnp.where(mask, scores, -1e9)
+
+
+def choose_legal(number: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """The legal action of a number [...] int, counted in a circle; without a mask [..., n] the number itself."""
+    if mask is None:
+        return number
+    number = number % mask.sum(axis=-1)
+    return (mask.cumsum(axis=-1) > number[..., None]).argmax(axis=-1)
 
 
 def scale_action(action: jax.Array, space: Any) -> jax.Array:

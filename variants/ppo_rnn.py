@@ -7,13 +7,13 @@ Details (Huang et al. 2022, "The 37 Implementation Details of PPO"):
   - Minibatches of whole sequences, one per environment.
   - Adam with eps 1e-5; global norm clipping; linear learning rate annealing per iteration.
   - Separate networks; orthogonal initialisation, sqrt(2) hidden, 0.01 policy, 1 value.
-  - Continuous actions: state-independent log_std; the environment gets clipped actions.
+  - Continuous actions: state-independent log_std; clipped to [-1, 1], scaled to the box.
   - The memory is zero where an episode begins. A sequence starts from the memory that its rollout
     started from, and gradients stop there.
 
 Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
-  - Continuous actions live in [-1, 1] and are scaled to the environment's box.
+  - Illegal actions, if told, have probability 0 (arXiv:2006.14171).
   - Observation statistics change after the epochs: the first minibatch is exactly on-policy.
 
 Options, off by default:
@@ -50,7 +50,7 @@ from flax import struct
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
 from common import normalization
 from common.config import Fraction, NonNegative, Positive, validate
-from common.environment import clear_episodes, episode_metrics, make_env, scale_action
+from common.environment import clear_episodes, episode_metrics, forbid, make_env, scale_action
 from common.initializers import orthogonal
 from common.loops import unroll
 from common.random import shuffle
@@ -174,12 +174,16 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(
-        self, obs: jax.Array, memory: jax.Array, done: jax.Array | None = None
+        self,
+        obs: jax.Array,
+        memory: jax.Array,
+        done: jax.Array | None = None,
+        mask: jax.Array | None = None,
     ) -> tuple[distrax.Distribution, jax.Array]:
         memory = x = Memory()(self.torso()(obs), memory, done)
         x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(x)  # [*leading, num_outputs]
         if self.is_discrete:
-            return distrax.Categorical(logits=x), memory
+            return distrax.Categorical(logits=forbid(x, mask)), memory
         log_std = self.param("log_std", nn.initializers.zeros, (self.num_outputs,), jnp.float32)
         std = jnp.exp(jnp.clip(log_std, -20.0, 2.0))
         return distrax.MultivariateNormalDiag(x, jnp.broadcast_to(std, x.shape)), memory
@@ -214,6 +218,7 @@ class Transition:
     terminated: jax.Array  # [num_envs] bool, no successor state
     truncated: jax.Array  # [num_envs] bool, cut by a time limit
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
+    mask: jax.Array | None  # [num_envs, num_actions] bool, legal actions, if told
 
 
 @struct.dataclass
@@ -338,9 +343,9 @@ def make(config: Config) -> Algorithm:
     def preprocess(state, obs):
         return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
-    def act(state, obs, memory, key=None):
+    def act(state, obs, memory, key=None, mask=None):
         obs = preprocess(state, obs)
-        policy, actor_memory = actor.apply(state.params.actor, obs, memory[..., 0, :])
+        policy, actor_memory = actor.apply(state.params.actor, obs, memory[..., 0, :], mask=mask)
         _, critic_memory = critic.apply(state.params.critic, obs, memory[..., 1, :])
         action = policy.mode() if key is None else policy.sample(seed=key)
         action = action if is_discrete else scale_action(action, env.action_space)
@@ -352,7 +357,8 @@ def make(config: Config) -> Algorithm:
     def explore(state, inputs):
         noise, env_keys = inputs
         obs = preprocess(state, state.obs)
-        policy, memory = actor.apply(state.params.actor, obs, state.memory[:, 0])
+        mask = env.action_mask(state.env_state)
+        policy, memory = actor.apply(state.params.actor, obs, state.memory[:, 0], mask=mask)
         if is_discrete:
             action = env_action = (policy.logits + noise).argmax(axis=-1)  # Gumbel noise: a sample
         else:
@@ -367,6 +373,7 @@ def make(config: Config) -> Algorithm:
             terminated=terminated,
             truncated=truncated,
             next_obs=info["final_observation"],
+            mask=mask,
         )
         memory = jnp.where((terminated | truncated)[:, None], 0.0, memory)
         memory = state.memory.at[:, 0].set(memory)
@@ -375,7 +382,7 @@ def make(config: Config) -> Algorithm:
     def loss(params, state, batch):
         obs = preprocess(state, batch.steps.obs)
         done = batch.steps.terminated | batch.steps.truncated
-        policy, _ = actor.apply(params.actor, obs, batch.memory[0, :, 0], done)
+        policy, _ = actor.apply(params.actor, obs, batch.memory[0, :, 0], done, batch.steps.mask)
         v, _ = critic.apply(params.critic, obs, batch.memory[0, :, 1], done)
         log_ratio = policy.log_prob(batch.steps.action) - batch.log_prob
         ratio = jnp.exp(log_ratio)
@@ -416,7 +423,7 @@ def make(config: Config) -> Algorithm:
     def evaluate(state, memory, rollout):
         done = rollout.terminated | rollout.truncated
         obs, next_obs = preprocess(state, rollout.obs), preprocess(state, rollout.next_obs)
-        policy, _ = actor.apply(state.params.actor, obs, memory[:, 0], done)
+        policy, _ = actor.apply(state.params.actor, obs, memory[:, 0], done, rollout.mask)
         log_prob = policy.log_prob(rollout.action)
         v, after_obs = critic.apply(state.params.critic, obs, memory[:, 1], done)
         next_value, _ = critic.apply(state.params.critic, next_obs, after_obs)

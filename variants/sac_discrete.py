@@ -11,6 +11,7 @@ Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
   - Updates per env step never depend on num_envs; other settings raise ValueError.
   - `init` fills the buffer with learning_starts uniform-random transitions.
+  - Illegal actions, if told, are never chosen nor bootstrapped from (arXiv:2006.14171).
 
 Options, off by default:
   - n_step (Hessel et al. 2018, arXiv:1710.02298), uncorrected; the last step's entropy alone.
@@ -47,7 +48,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of
 from common import normalization
 from common.buffer import Buffer, add, draw_rows, init_buffer, read, read_windows
 from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
-from common.environment import clear_episodes, episode_metrics, make_env
+from common.environment import choose_legal, clear_episodes, episode_metrics, forbid, make_env
 from common.initializers import orthogonal
 from common.loops import scan_mean
 
@@ -132,11 +133,11 @@ class Actor(nn.Module):
     torso: Callable  # () -> Torso
 
     @nn.compact
-    def __call__(self, obs: jax.Array) -> distrax.Distribution:
+    def __call__(self, obs: jax.Array, mask: jax.Array | None = None) -> distrax.Distribution:
         x = obs.astype(jnp.float32)
         x = self.torso()(x)
         x = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x)  # [..., num_actions]
-        return distrax.Categorical(logits=x)
+        return distrax.Categorical(logits=forbid(x, mask))
 
 
 class Critic(nn.Module):
@@ -176,6 +177,8 @@ class Transition:
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
     truncated: jax.Array | None = None  # [num_envs] bool, cut by a time limit, if n_step > 1
     discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch if n_step > 1
+    mask: jax.Array | None = None  # [num_envs, num_actions] bool, legal in obs, if told
+    next_mask: jax.Array | None = None  # [num_envs, num_actions] bool, legal in next_obs, if told
 
 
 @struct.dataclass
@@ -238,6 +241,7 @@ def make(config: Config) -> Algorithm:
     if len(env.obs_shape) != 1:
         raise ValueError(f"{config.env} has observations {env.obs_shape}, not vectors; use dqn.py")
     num_actions = env.action_space.n
+    num_choices = 2**30 if env.has_mask else num_actions  # random numbers for choose_legal
     max_entropy = np.float32(np.log(num_actions))  # that of the uniform policy
     torso = partial(Torso, config=config)
     actor, critic = Actor(num_actions, torso), TwinCritic(num_actions, torso)
@@ -262,6 +266,8 @@ def make(config: Config) -> Algorithm:
         )
         action, zero, no = jnp.int32(0), jnp.float32(0), jnp.bool_(False)
         row = Transition(obs=obs[0], action=action, reward=zero, terminated=no, next_obs=obs[0])
+        mask = jax.tree.map(lambda x: x[0], env.action_mask(env_state))
+        row = row.replace(mask=mask, next_mask=mask)
         row = row.replace(truncated=no) if config.n_step > 1 else row
         statistics = normalization.init_statistics(env.obs_shape)
         state = State(
@@ -275,19 +281,19 @@ def make(config: Config) -> Algorithm:
             obs_statistics=statistics if config.normalize_obs else None,
         )
         shape = config.learning_starts // config.num_envs, config.num_envs
-        actions = jax.random.randint(action_key, shape, 0, num_actions)
-        return jax.lax.scan(env_step, state, (actions, jax.random.split(env_key, shape)))[0]
+        numbers = jax.random.randint(action_key, shape, 0, num_choices)
+        return jax.lax.scan(fill, state, (numbers, jax.random.split(env_key, shape)))[0]
 
     def preprocess(state, obs):
         return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
-    def act(state, obs, key=None):
-        policy = actor.apply(state.params.actor, preprocess(state, obs))
+    def act(state, obs, key=None, mask=None):
+        policy = actor.apply(state.params.actor, preprocess(state, obs), mask)
         return policy.mode() if key is None else policy.sample(seed=key)
 
-    def value(state, obs):
+    def value(state, obs, mask=None):
         obs = preprocess(state, obs)
-        action = actor.apply(state.params.actor, obs).mode()
+        action = actor.apply(state.params.actor, obs, mask).mode()
         q = critic.apply(state.params.critic, obs).min(axis=-1)  # [..., num_actions]
         return jnp.take_along_axis(q, action[..., None], axis=-1).squeeze(-1)
 
@@ -302,6 +308,8 @@ def make(config: Config) -> Algorithm:
             terminated=terminated,
             next_obs=info["final_observation"],
             truncated=truncated if config.n_step > 1 else None,
+            mask=env.action_mask(state.env_state),
+            next_mask=info["final_mask"],
         )
         state = state.replace(buffer=add(state.buffer, transition), env_state=env_state, obs=obs)
         if config.normalize_obs:
@@ -309,15 +317,20 @@ def make(config: Config) -> Algorithm:
             state = state.replace(obs_statistics=statistics)
         return state, None
 
+    def fill(state, inputs):
+        number, env_keys = inputs
+        return env_step(state, (choose_legal(number, env.action_mask(state.env_state)), env_keys))
+
     def explore(state, inputs):
         noise, env_keys = inputs
-        policy = actor.apply(state.params.actor, preprocess(state, state.obs))
+        mask = env.action_mask(state.env_state)
+        policy = actor.apply(state.params.actor, preprocess(state, state.obs), mask)
         action = (policy.logits + noise).argmax(axis=-1)  # Gumbel noise: a sample
         return env_step(state, (action, env_keys))
 
     def critic_loss(critic_params, state, batch):
         next_obs = preprocess(state, batch.next_obs)
-        policy = actor.apply(state.params.actor, next_obs)
+        policy = actor.apply(state.params.actor, next_obs, batch.next_mask)
         q_next = critic.apply(state.target_params, next_obs).min(axis=-1)
         soft_q = q_next - jnp.exp(state.params.log_alpha) * policy.logits
         next_value = expectation(policy, soft_q)  # [batch_size], eq. 10
@@ -333,7 +346,7 @@ def make(config: Config) -> Algorithm:
 
     def actor_loss(actor_params, state, batch):
         obs = preprocess(state, batch.obs)
-        policy = actor.apply(actor_params, obs)
+        policy = actor.apply(actor_params, obs, batch.mask)
         q = critic.apply(state.params.critic, obs).min(axis=-1)  # [batch_size, num_actions]
         minus_soft_q = jnp.exp(state.params.log_alpha) * policy.logits - q
         loss = expectation(policy, minus_soft_q).mean()  # eq. 12

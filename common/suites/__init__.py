@@ -58,6 +58,10 @@ class Suite(Protocol):
         become metrics, but for `truncated` [] bool: the suite cuts the episode by a rule of its own.
         """
 
+    def action_mask(self, state: Any) -> jax.Array | None:
+        """Legal actions [n] bool of a Discrete action space; None: all are legal in every state."""
+        return None
+
     def renderer(self) -> tuple[str, Callable[[Iterable[Any], np.ndarray, str], None]]:
         """The file's ending, and a function that writes an episode: its states, its returns up to each, the path.
 

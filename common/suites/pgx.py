@@ -1,7 +1,7 @@
 """Pgx (Koyamada et al. 2023, arXiv:2303.17503), games for one player, discrete actions: `--env pgx/minatar-breakout`.
 
-Its MinAtar has the original game's sticky actions; gymnax' has not. An illegal move of 2048 ends the game with a
-reward of -1: the scripts do not mask actions.
+Its MinAtar has the original game's sticky actions; gymnax' has not. In 2048 the scripts choose legal moves alone;
+an illegal one would end the game with a reward of -1.
 """
 
 from typing import Any
@@ -43,3 +43,7 @@ class Suite(suites.Suite):
         """`-> obs, state, reward, terminated, info`."""
         state = self.env.step(state, action, key)
         return state.observation.astype(jnp.float32), state, state.rewards[0], state.terminated, {}
+
+    def action_mask(self, state: Any):
+        """`state -> legal actions`, for 2048; in MinAtar all are legal."""
+        return state.legal_action_mask if self.env.id == "2048" else None

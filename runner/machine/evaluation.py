@@ -47,10 +47,18 @@ def episode_limit(env: Environment, most: int) -> int:
 
 
 def greedy_policy(algorithm: Any, state: Any, num_envs: int) -> tuple[Callable, Any]:
-    """`act(obs, memory) -> action, memory` of one lane, and the memory where episodes begin; () if it has none."""
+    """`act(obs, memory, **legal) -> action, memory` of one lane, and the memory where episodes begin; () without one.
+
+    `legal` is that of `legal_actions`.
+    """
     if hasattr(algorithm, "initial_memory"):
         return partial(algorithm.act, state), algorithm.initial_memory(num_envs)
-    return lambda obs, memory: (algorithm.act(state, obs), memory), ()
+    return lambda obs, memory, **legal: (algorithm.act(state, obs, **legal), memory), ()
+
+
+def legal_actions(env: Environment, env_state: Any) -> dict[str, jax.Array]:
+    """The argument `mask` of `act`, [num_envs, n] bool, if actions of the environment may be illegal."""
+    return {"mask": env.action_mask(env_state)} if env.has_mask else {}
 
 
 def evaluate(
@@ -59,8 +67,9 @@ def evaluate(
     """Play one whole episode in each of `num_episodes` environments, so that short episodes do not count more often.
 
     Args:
-        act: obs [num_episodes, *obs_shape] and memory -> action [num_episodes, ...] in the environment's units, memory.
-        memory: before the first observation, of any structure; see `greedy_policy`.
+        act: obs [num_episodes, *obs_shape] and memory -> action [num_episodes, ...] in the environment's units, memory;
+            see `greedy_policy`, also for masks.
+        memory: before the first observation, of any structure.
         limit: steps after which an episode is cut.
 
     Returns:
@@ -75,7 +84,7 @@ def evaluate(
 
     def play(carry, _):
         step, obs, memory, env_state, finished, episode_return, episode_length = carry
-        action, memory = act(obs, memory)
+        action, memory = act(obs, memory, **legal_actions(env, env_state))
         keys = jax.random.split(jax.random.fold_in(step_key, step), num_episodes)
         obs, env_state, reward, terminated, truncated, _ = env.advance(keys, env_state, action)
         counts = ~finished & (step < limit)  # [num_episodes]; the steps before the last check may exceed the limit

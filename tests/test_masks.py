@@ -1,0 +1,195 @@
+"""Legal actions: of suites that tell them, no script chooses another, bootstraps from it or counts it as entropy."""
+
+import importlib
+from functools import cache
+from unittest import mock
+
+import distrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnax.environments import spaces
+from helpers import rank_promotion
+
+from common.environment import Environment, choose_legal, forbid, make_env
+from common.suites import Suite
+from runner.machine.evaluation import evaluate, greedy_policy
+from runner.render import play_episode
+
+LIMIT = 20
+MASKS = ~np.eye(3, dtype=bool)  # [phase, action]
+PPO = {"num_envs": 2, "num_steps": 32, "num_epochs": 2, "num_minibatches": 2, "learning_rate": 1e-3}
+REPLAY = {
+    "num_envs": 2,
+    "steps_per_iteration": 100,
+    "learning_starts": 100,
+    "buffer_size": 1000,
+    "batch_size": 32,
+    "train_interval": 2,
+    "gradient_steps": 2,
+    "gamma": 0.5,
+    "n_step": 2,
+}
+CONFIGS = {
+    "ppo": PPO | {"total_timesteps": 64 * 20},
+    "ppo_rnn": PPO | {"total_timesteps": 64 * 20, "memory_size": 4},
+    "dqn": REPLAY | {"total_timesteps": 3000, "learning_rate": 3e-3, "target_interval": 10, "epsilon_end": 0.5},
+    "sac_discrete": REPLAY
+    | {"total_timesteps": 3000, "critic_learning_rate": 3e-3, "tau": 0.1, "alpha": 1e-4, "alpha_learning_rate": 0.0},
+}
+
+
+class Phases(Suite):
+    """Of three actions one is illegal, in turn. A step pays -1, an illegal one -100 and is counted."""
+
+    action_space, max_episode_steps, reset_period = spaces.Discrete(3), LIMIT, 0
+
+    def reset(self, key):
+        phase = jax.random.randint(key, (), 0, 3)
+        return jax.nn.one_hot(phase, 3), (phase, jnp.float32(0))
+
+    def step(self, key, state, action):
+        phase, count = state
+        is_illegal = action == phase
+        phase, count = (phase + 1) % 3, count + is_illegal
+        reward = jnp.where(is_illegal, -100.0, -1.0)
+        return jax.nn.one_hot(phase, 3), (phase, count), reward, jnp.bool_(False), {"num_illegal": count}
+
+    def action_mask(self, state):
+        return jnp.arange(3) != state[0]
+
+
+class Silent(Phases):
+    """It does not tell which actions are legal."""
+
+    def action_mask(self, state):
+        return None
+
+
+@pytest.fixture(autouse=True)
+def promotion():
+    with rank_promotion("allow"):
+        yield
+
+
+@cache
+def trained(script, suite):
+    """Algorithm, state and metrics of a run in a suite of this file."""
+    module = importlib.import_module(script)
+    with mock.patch.object(module, "make_env", return_value=Environment(suite())):
+        config = module.Config(env="Phases", hidden_sizes=(32,), **CONFIGS[script])
+        state, metrics = jax.jit(module.make_train(config))(jax.random.key(0))
+        return module.make(config), state, metrics
+
+
+@pytest.mark.parametrize("script", CONFIGS)
+def test_no_illegal_action_is_chosen(script):
+    algorithm, state, metrics = trained(script, Phases)
+    assert np.nanmax(metrics["num_illegal"]) == 0
+    np.testing.assert_allclose(metrics["episode_return"][~np.isnan(metrics["episode_return"])], -LIMIT)
+    env = Environment(Phases())
+    act, memory = greedy_policy(algorithm, state, 16)
+    episodes = jax.jit(lambda key: evaluate(env, act, memory, key, 16, LIMIT))(jax.random.key(1))
+    np.testing.assert_array_equal(episodes["episode_return"], -LIMIT)
+    _, returns = play_episode(env, *greedy_policy(algorithm, state, 1), jax.random.key(2), LIMIT)
+    np.testing.assert_array_equal(returns, -1.0 - np.arange(LIMIT))
+    obs, mask = jnp.eye(3), jnp.asarray(MASKS)
+    memory = [x[:3] for x in jax.tree.leaves(memory)]
+    for seed in range(20):  # sampled
+        action = jax.tree.leaves(algorithm.act(state, obs, *memory, key=jax.random.key(seed), mask=mask))[0]
+        assert MASKS[np.arange(3), action].all()
+
+
+@pytest.mark.parametrize("script", ["ppo", "dqn"])
+def test_illegal_actions_are_chosen_where_the_suite_does_not_tell(script):
+    """The control of the test above."""
+    _, _, metrics = trained(script, Silent)
+    assert np.nanmax(metrics["num_illegal"]) > 0
+
+
+@pytest.mark.parametrize("script", ["dqn", "sac_discrete"])
+def test_no_value_is_that_of_an_illegal_action(script):
+    """-1 a step, gamma .5: every state is worth -2. Illegal actions stay near 0, and by them it would be worth -1."""
+    algorithm, state, _ = trained(script, Phases)
+    values = algorithm.value(state, jnp.eye(3), mask=jnp.asarray(MASKS))
+    np.testing.assert_allclose(values, -2.0, atol=0.1)
+    if script == "dqn":
+        assert algorithm.value(state, jnp.eye(3)).max() > -1.5, "without masks it is that of an illegal action"
+
+
+@pytest.mark.parametrize("script", ["ppo", "ppo_rnn", "sac_discrete"])
+def test_the_entropy_is_that_of_legal_actions(script):
+    """At the start the policy is nearly uniform over two of three actions, and it never has a third."""
+    _, _, metrics = trained(script, Phases)
+    np.testing.assert_allclose(metrics["entropy"][0], np.log(2), atol=0.02)
+    assert metrics["entropy"].max() <= np.log(2) + 1e-6
+
+
+def test_a_logit_that_is_forbidden_has_probability_and_gradient_zero():
+    logits, mask = jnp.array([0.3, 5.0, -0.2]), jnp.array([True, False, True])
+    policy = distrax.Categorical(logits=forbid(logits, mask))
+    legal = distrax.Categorical(logits=logits[mask])
+    np.testing.assert_allclose(policy.probs[mask], legal.probs, rtol=1e-6)
+    assert policy.probs[1] == 0
+    np.testing.assert_allclose(policy.entropy(), legal.entropy(), rtol=1e-6)
+
+    def loss(logits):
+        policy = distrax.Categorical(logits=forbid(logits, mask))
+        return policy.log_prob(2) + policy.entropy()
+
+    gradient = jax.grad(loss)(logits)
+    assert gradient[1] == 0
+    assert np.isfinite(gradient).all()
+    assert (gradient[mask] != 0).all()
+
+
+def test_numbers_choose_every_legal_action_equally_often():
+    masks = np.array([[True, False, True, True], [False, False, True, False], [True, True, True, True]])
+    for mask in masks:
+        chosen = choose_legal(jnp.arange(12), jnp.broadcast_to(mask, (12, 4)))
+        counts = np.bincount(chosen, minlength=4)
+        np.testing.assert_array_equal(counts, np.where(mask, 12 // mask.sum(), 0))
+    np.testing.assert_array_equal(choose_legal(jnp.arange(5), None), np.arange(5))
+
+
+def test_an_environment_without_illegal_actions_has_no_mask():
+    env = make_env("CartPole-v1")
+    _, env_state = env.reset(jax.random.split(jax.random.key(0), 2))
+    assert not env.has_mask
+    assert env.action_mask(env_state) is None
+    *_, info = env.step(jax.random.split(jax.random.key(1), 2), env_state, jnp.zeros(2, int))
+    assert info["final_mask"] is None
+
+
+def test_a_mask_is_that_of_the_state_and_the_final_one_that_before_a_reset():
+    suite = Phases()
+    env = Environment(suite, max_episode_steps=1)
+    _, env_state = env.reset(jax.random.split(jax.random.key(0), 8))
+    phase = np.asarray(env_state.state[0])
+    np.testing.assert_array_equal(env.action_mask(env_state), MASKS[phase])
+    _, after, *_, info = env.step(jax.random.split(jax.random.key(1), 8), env_state, jnp.asarray(phase))
+    np.testing.assert_array_equal(info["final_mask"], MASKS[(phase + 1) % 3])
+    assert (np.asarray(after.state[0]) != (phase + 1) % 3).any()
+    np.testing.assert_array_equal(env.action_mask(after), MASKS[np.asarray(after.state[0])])
+
+
+def test_2048_is_played_with_legal_moves_alone():
+    """10,000 of them: an episode ends when there is none left, never earlier, and no reward is negative."""
+    pytest.importorskip("pgx")
+    env, num_envs = make_env("pgx/2048"), 20
+    _, env_state = env.reset(jax.random.split(jax.random.key(0), num_envs))
+
+    def step(env_state, key):
+        number = jax.random.randint(key, (num_envs,), 0, 2**30)
+        mask = env.action_mask(env_state)
+        action = choose_legal(number, mask)
+        is_legal = jnp.take_along_axis(mask, action[:, None], axis=1)[:, 0]
+        _, env_state, reward, terminated, _, info = env.step(jax.random.split(key, num_envs), env_state, action)
+        return env_state, (is_legal, reward, terminated, info["returned_episode_lengths"])
+
+    _, records = jax.jit(lambda: jax.lax.scan(step, env_state, jax.random.split(jax.random.key(1), 500)))()
+    is_legal, reward, terminated, length = map(np.asarray, records)
+    assert is_legal.all()
+    assert (reward >= 0).all()
+    assert length[terminated].mean() > 80, "a random player of 2048 makes about 120 moves"
