@@ -218,7 +218,7 @@ class Transition:
     terminated: jax.Array  # [num_envs] bool, no successor state
     truncated: jax.Array  # [num_envs] bool, cut by a time limit
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
-    mask: jax.Array | None  # [num_envs, num_actions] bool, legal actions, if told
+    mask: jax.Array | None = None  # [num_envs, num_actions] bool, legal ones
 
 
 @struct.dataclass

@@ -183,7 +183,7 @@ def _read_value(text: str, default: Any) -> Any:
     except ValueError:
         number = math.nan
     if isinstance(default, float):
-        if not abs(number) <= np.finfo(np.float32).max:
+        if not abs(number) <= float(np.finfo(np.float32).max):
             raise ValueError("a finite number")
         return number
     least = min(default, 1)  # a size or a number of steps is not 0 unless its default is
