@@ -84,8 +84,8 @@ def read_windows(buffer: Buffer, rows: jax.Array, *, n_step: int, num_envs: int,
     """The windows of n_step transitions that begin at these rows, each as one transition: n-step returns.
 
     A window has the rows of one environment, `num_envs` rows apart. It ends after n_step rows, with the episode or with
-    the newest row: `reward` is its discounted sum, `discount` is gamma to the power of its length, `terminated` and
-    `next_obs` are those of its last row.
+    the newest row: `reward` is its discounted sum, `discount` is gamma to the power of its length; `terminated`,
+    `next_obs` and, if there is one, `next_mask` are those of its last row.
     """
     batch = read(buffer, rows)
     num_newer = (buffer.count - 1 - rows) % buffer.capacity

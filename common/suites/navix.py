@@ -29,7 +29,7 @@ class Suite(suites.Suite):
         import navix
         from gymnax.environments import spaces
 
-        # Some rewards fall with time, to 0.1 at the limit.
+        # Navix can make rewards fall with time, by the share of the limit that has passed.
         self.env = navix.make(name, **({"max_steps": max_episode_steps} if max_episode_steps else {}))
         self.max_episode_steps = int(self.env.max_steps)
         self.action_space = spaces.Discrete(len(self.env.action_set))
