@@ -44,9 +44,10 @@ from flax import struct
 from common import normalization
 from common.buffer import Buffer, add, draw_rows, init_buffer, read, read_windows
 from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
-from common.environment import choose_legal, clear_episodes, episode_metrics, forbid, make_env
+from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import scan_mean
+from common.spaces import choose_legal, forbid
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -79,6 +80,7 @@ class Config:
     dueling: bool = False  # dueling network: state value plus advantages
     loss: Literal["mse", "huber"] = "mse"  # mse: half the squared error
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
+    reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (128, 128)  # layers, after the convolution if there is one
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
@@ -286,7 +288,7 @@ def make(config: Config) -> Algorithm:
         transition = Transition(
             obs=state.obs,
             action=action,
-            reward=reward,
+            reward=config.reward_scale * reward,
             terminated=terminated,
             next_obs=info["final_observation"],
             truncated=truncated if config.n_step > 1 else None,

@@ -4,13 +4,13 @@ An iteration is a rollout of num_steps steps in num_envs environments, and its u
 
 Details (Huang et al. 2022, "The 37 Implementation Details of PPO"):
   - GAE (Schulman et al. 2016, arXiv:1506.02438); advantages are normalised per minibatch.
-  - Adam with eps 1e-5; global norm clipping; linear learning rate annealing per iteration.
+  - Adam, eps 1e-5; global norm clipping; linear learning rate annealing per iteration.
   - Separate networks; orthogonal initialisation, sqrt(2) hidden, 0.01 policy, 1 value.
   - Continuous actions: state-independent log_std; clipped to [-1, 1], scaled to the box.
 
 Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
-  - Illegal actions, if told, have probability 0 (arXiv:2006.14171).
+  - Illegal actions have probability 0 (arXiv:2006.14171).
   - Observation statistics change after the epochs: the first minibatch is exactly on-policy.
 
 Options, off by default:
@@ -19,7 +19,7 @@ Options, off by default:
 
 Metrics, means over the updates of an iteration unless stated otherwise:
   episode_return, episode_length: means over the episodes that ended; NaN if none
-  num_episodes, num_updates: how many there were
+  num_episodes, num_updates: counts
   policy_loss, value_loss, entropy: the unweighted terms of the loss
   approx_kl: mean of (ratio - 1) - log ratio (Schulman 2020)
   clip_fraction: share of ratios outside 1 +- clip_eps
@@ -30,7 +30,7 @@ Run: python ppo.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -44,10 +44,11 @@ from flax import struct
 
 from common import normalization
 from common.config import Fraction, NonNegative, Positive, validate
-from common.environment import clear_episodes, episode_metrics, forbid, make_env, scale_action
+from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import unroll
 from common.random import shuffle
+from common.spaces import actor_obs, critic_obs, forbid, scale_action
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -64,7 +65,7 @@ class Config:
     num_minibatches: int = 4  # updates per pass; must divide num_envs * num_steps
     learning_rate: NonNegative = 2.5e-4  # Adam step size at the start
     anneal_learning_rate: bool = True  # decay the learning rate linearly to 0
-    adam_eps: Positive = 1e-5  # epsilon of Adam, as in the original code
+    adam_eps: Positive = 1e-5  # epsilon of Adam
     max_grad_norm: Positive = 0.5  # gradients are clipped to this global norm
     gamma: Fraction = 0.99  # discount
     gae_lambda: Fraction = 0.95  # lambda of GAE; 0: one-step advantage, 1: Monte Carlo
@@ -75,7 +76,9 @@ class Config:
     target_kl: NonNegative = 0.0  # stop an iteration's updates at 1.5 times this KL; 0: never
     normalize_obs: bool = False  # normalise by running mean and variance
     normalize_reward: bool = False  # divide by the std of the discounted return
-    hidden_sizes: tuple[int, ...] = (64, 64)  # layers of the policy and of the value network
+    reward_scale: Positive = 1.0  # factor of the rewards
+    hidden_sizes: tuple[int, ...] = (64, 64)  # layers of both networks
+    value_hidden_sizes: tuple[int, ...] = ()  # of the value network; empty: hidden_sizes
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
     torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
@@ -140,7 +143,7 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array, mask: jax.Array | None = None) -> distrax.Distribution:
-        x = self.torso()(obs)
+        x = self.torso()(actor_obs(obs))
         x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(x)  # [*leading, num_outputs]
         if self.is_discrete:
             return distrax.Categorical(logits=forbid(x, mask))
@@ -156,7 +159,7 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        return nn.Dense(1, kernel_init=orthogonal(1.0))(self.torso()(obs)).squeeze(-1)  # [*leading]
+        return nn.Dense(1, kernel_init=orthogonal(1.0))(self.torso()(critic_obs(obs))).squeeze(-1)
 
 
 # -- Data ------------------------------------------------------------------------------------------
@@ -177,11 +180,11 @@ class Transition:
 
 @struct.dataclass
 class Batch:
-    """Steps of a rollout with what the loss needs; a minibatch holds minibatch_size of them."""
+    """Rows of a rollout for the loss; minibatch_size in a minibatch."""
 
     steps: Transition
     log_prob: jax.Array  # of the action when sampled
-    value: jax.Array  # of obs, before the first update
+    value: jax.Array  # of obs, before any update
     advantage: jax.Array  # not normalised
     target: jax.Array  # of the value
 
@@ -249,7 +252,7 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
-    num_rows = config.steps_per_iteration  # of a rollout, num_envs * num_steps
+    num_rows = config.steps_per_iteration  # num_envs * num_steps
     minibatch_size, rest = divmod(num_rows, config.num_minibatches)
     if rest:
         raise ValueError(f"num_minibatches = {config.num_minibatches} must divide {num_rows} rows")
@@ -257,8 +260,9 @@ def make(config: Config) -> Algorithm:
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]
     draw_noise = jax.random.gumbel if is_discrete else jax.random.normal
-    torso = partial(Torso, config=config, obs_shape=env.obs_shape)
-    actor, critic = Actor(num_outputs, is_discrete, torso), Critic(torso)
+    actor = Actor(num_outputs, is_discrete, partial(Torso, config, actor_obs(env.obs_shape)))
+    value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
+    critic = Critic(partial(Torso, value_config, critic_obs(env.obs_shape)))
 
     def make_optimizer(iteration):
         schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
@@ -289,7 +293,7 @@ def make(config: Config) -> Algorithm:
     def act(state, obs, key=None, mask=None):
         policy = actor.apply(state.params.actor, preprocess(state, obs), mask)
         action = policy.mode() if key is None else policy.sample(seed=key)
-        return action if is_discrete else scale_action(action, env.action_space)
+        return scale_action(action, env.action_space)
 
     def value(state, obs):
         return critic.apply(state.params.critic, preprocess(state, obs))
@@ -299,16 +303,15 @@ def make(config: Config) -> Algorithm:
         mask = env.action_mask(state.env_state)
         policy = actor.apply(state.params.actor, preprocess(state, state.obs), mask)
         if is_discrete:
-            action = env_action = (policy.logits + noise).argmax(axis=-1)  # Gumbel noise: a sample
+            action = (policy.logits + noise).argmax(axis=-1)  # Gumbel noise: a sample
         else:
             action = policy.mean() + policy.stddev() * noise
-            env_action = scale_action(action, env.action_space)
-        outcome = env.step(env_keys, state.env_state, env_action)
+        outcome = env.step(env_keys, state.env_state, scale_action(action, env.action_space))
         obs, env_state, reward, terminated, truncated, info = outcome
         transition = Transition(
             obs=state.obs,
             action=action,
-            reward=reward,
+            reward=config.reward_scale * reward,
             terminated=terminated,
             truncated=truncated,
             next_obs=info["final_observation"],

@@ -31,7 +31,7 @@ Run: python sac.py --env Pendulum-v1 --num-seeds 16 (--help lists every setting)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -46,9 +46,11 @@ from flax import struct
 from common import normalization
 from common.buffer import Buffer, add, draw_rows, init_buffer, read, read_windows
 from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
-from common.environment import clear_episodes, episode_metrics, make_env, scale_action
+from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import scan_mean
+from common.random import correlate
+from common.spaces import actor_obs, critic_obs, scale_action
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -76,7 +78,9 @@ class Config:
     n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
     noise_steps: int = 1  # correlation time of exploration noise (Eberhard et al. 2023); 1: white
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
+    reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
+    value_hidden_sizes: tuple[int, ...] = ()  # of each critic; empty: hidden_sizes
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
     torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
@@ -133,8 +137,7 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> distrax.Distribution:
-        x = obs.astype(jnp.float32)
-        x = self.torso()(x)
+        x = self.torso()(actor_obs(obs).astype(jnp.float32))
         mean = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x)  # [..., action_dim]
         log_std = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x)  # [..., action_dim]
         return distrax.MultivariateNormalDiag(mean, jnp.exp(jnp.clip(log_std, -20.0, 2.0)))
@@ -147,7 +150,7 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array, action: jax.Array) -> jax.Array:
-        x = jnp.concatenate([obs.astype(jnp.float32), action], axis=-1)
+        x = jnp.concatenate([critic_obs(obs).astype(jnp.float32), action], axis=-1)
         x = self.torso()(x)
         return nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1)  # [...]
 
@@ -223,12 +226,6 @@ def squash(gaussian_action: jax.Array, gaussian_log_prob: jax.Array) -> tuple[ja
     return jnp.tanh(gaussian_action), gaussian_log_prob - correction.sum(axis=-1)
 
 
-def correlate(noise: jax.Array, normal: jax.Array, noise_steps: int) -> jax.Array:
-    """Next noise of an AR(1) process: variance 1, autocorrelation (1 - 1 / noise_steps)^lag."""
-    correlation = 1.0 - 1.0 / noise_steps
-    return correlation * noise + (1.0 - correlation**2) ** 0.5 * normal
-
-
 def make(config: Config) -> Algorithm:
     """Build the pure functions of one lane:
 
@@ -246,11 +243,12 @@ def make(config: Config) -> Algorithm:
     env = make_env(config.env)
     if hasattr(env.action_space, "n"):
         raise ValueError(f"{config.env} has discrete actions, not continuous; use dqn.py or ppo.py")
-    if len(env.obs_shape) != 1:
+    if len(actor_obs(env.obs_shape)) != 1:
         raise ValueError(f"{config.env} has observations {env.obs_shape}, not vectors; use ppo.py")
     action_dim = env.action_space.shape[0]
-    torso = partial(Torso, config=config)
-    actor, critic = Actor(action_dim, torso), TwinCritic(torso)
+    value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
+    actor = Actor(action_dim, partial(Torso, config))
+    critic = TwinCritic(partial(Torso, value_config))
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),
@@ -274,7 +272,8 @@ def make(config: Config) -> Algorithm:
             log_alpha=jnp.log(jnp.asarray(config.alpha, jnp.float32)),
         )
         zero, no = jnp.float32(0), jnp.bool_(False)
-        row = Transition(obs=obs[0], action=noise[0], reward=zero, terminated=no, next_obs=obs[0])
+        first = jax.tree.map(lambda x: x[0], obs)
+        row = Transition(obs=first, action=noise[0], reward=zero, terminated=no, next_obs=first)
         row = row.replace(truncated=no) if config.n_step > 1 else row
         statistics = normalization.init_statistics(env.obs_shape)
         state = State(
@@ -317,7 +316,7 @@ def make(config: Config) -> Algorithm:
         transition = Transition(
             obs=state.obs,
             action=action,
-            reward=reward,
+            reward=config.reward_scale * reward,
             terminated=terminated,
             next_obs=info["final_observation"],
             truncated=truncated if config.n_step > 1 else None,

@@ -17,6 +17,7 @@ Different from the original:
 Options, off by default:
   - n_step (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy.
   - noise_steps: AR(1) exploration noise, also across episodes (after Eberhard et al. 2023, ICLR).
+  - exploration_noise_max: a std of the noise for each environment (arXiv:2307.12983).
   - layer_norm (arXiv:2403.00514); torso simba (arXiv:2410.09754) without weight decay.
 
 Metrics, means over the updates of an iteration unless stated otherwise:
@@ -30,7 +31,7 @@ Run: python td3.py --env Pendulum-v1 --num-seeds 16 (--help lists every setting)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -43,10 +44,12 @@ from flax import struct
 
 from common import normalization
 from common.buffer import Buffer, add, draw_rows, init_buffer, read, read_windows
-from common.config import Fraction, NonNegative, PositiveFraction, check_replay, validate
-from common.environment import clear_episodes, episode_metrics, make_env, scale_action
+from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
+from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import scan_mean, unroll
+from common.random import correlate
+from common.spaces import actor_obs, critic_obs, scale_action
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -72,10 +75,13 @@ class Config:
     n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
     noise_steps: int = 1  # correlation time of exploration noise (Eberhard et al. 2023); 1: white
     exploration_noise: NonNegative = 0.1  # std of the noise on actions in [-1, 1]
+    exploration_noise_max: NonNegative = 0.0  # if larger: the environments' stds spread up to it
     target_noise: NonNegative = 0.2  # std of the noise on target actions in [-1, 1]
     target_noise_clip: NonNegative = 0.5  # bound of the noise on target actions
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
+    reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
+    value_hidden_sizes: tuple[int, ...] = ()  # of each critic; empty: hidden_sizes
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
     torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
@@ -132,8 +138,7 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        x = obs.astype(jnp.float32)
-        x = self.torso()(x)
+        x = self.torso()(actor_obs(obs).astype(jnp.float32))
         x = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x)
         return nn.tanh(x)  # [..., action_dim]
 
@@ -145,7 +150,7 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array, action: jax.Array) -> jax.Array:
-        x = jnp.concatenate([obs.astype(jnp.float32), action], axis=-1)
+        x = jnp.concatenate([critic_obs(obs).astype(jnp.float32), action], axis=-1)
         x = self.torso()(x)
         return nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1)  # [...]
 
@@ -216,12 +221,6 @@ def smooth(action: jax.Array, noise: jax.Array, noise_clip: float) -> jax.Array:
     return jnp.clip(action + jnp.clip(noise, -noise_clip, noise_clip), -1.0, 1.0)
 
 
-def correlate(noise: jax.Array, normal: jax.Array, noise_steps: int) -> jax.Array:
-    """Next noise of an AR(1) process: variance 1, autocorrelation (1 - 1 / noise_steps)^lag."""
-    correlation = 1.0 - 1.0 / noise_steps
-    return correlation * noise + (1.0 - correlation**2) ** 0.5 * normal
-
-
 def make(config: Config) -> Algorithm:
     """Build the pure functions of one lane:
 
@@ -239,11 +238,12 @@ def make(config: Config) -> Algorithm:
     env = make_env(config.env)
     if hasattr(env.action_space, "n"):
         raise ValueError(f"{config.env} has discrete actions, not continuous; use dqn.py or ppo.py")
-    if len(env.obs_shape) != 1:
+    if len(actor_obs(env.obs_shape)) != 1:
         raise ValueError(f"{config.env} has observations {env.obs_shape}, not vectors; use ppo.py")
     action_dim = env.action_space.shape[0]
-    torso = partial(Torso, config=config)
-    actor, critic = Actor(action_dim, torso), TwinCritic(torso)
+    value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
+    actor = Actor(action_dim, partial(Torso, config))
+    critic = TwinCritic(partial(Torso, value_config))
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),
@@ -255,6 +255,9 @@ def make(config: Config) -> Algorithm:
     updates = config.cycle_updates // config.policy_delay, config.policy_delay
     rows_shape = num_cycles, *updates, config.batch_size
     noise_shape = num_cycles, *updates, config.batch_size, action_dim
+    spread = jnp.maximum(config.exploration_noise_max - config.exploration_noise, 0.0)
+    share = np.linspace(0.0, 1.0, config.num_envs, dtype=np.float32)[:, None]
+    noise_std = config.exploration_noise + share * spread  # [num_envs, 1]
 
     def init(key):
         keys = jax.random.split(key, 7)
@@ -266,7 +269,8 @@ def make(config: Config) -> Algorithm:
             critic=critic.init(critic_key, obs, noise),
         )
         zero, no = jnp.float32(0), jnp.bool_(False)
-        row = Transition(obs=obs[0], action=noise[0], reward=zero, terminated=no, next_obs=obs[0])
+        first = jax.tree.map(lambda x: x[0], obs)
+        row = Transition(obs=first, action=noise[0], reward=zero, terminated=no, next_obs=first)
         row = row.replace(truncated=no) if config.n_step > 1 else row
         statistics = normalization.init_statistics(env.obs_shape)
         state = State(
@@ -306,7 +310,7 @@ def make(config: Config) -> Algorithm:
         transition = Transition(
             obs=state.obs,
             action=action,
-            reward=reward,
+            reward=config.reward_scale * reward,
             terminated=terminated,
             next_obs=info["final_observation"],
             truncated=truncated if config.n_step > 1 else None,
@@ -323,7 +327,7 @@ def make(config: Config) -> Algorithm:
             noise = correlate(state.noise, noise, config.noise_steps)
             state = state.replace(noise=noise)
         action = actor.apply(state.params.actor, preprocess(state, state.obs))
-        action = jnp.clip(action + config.exploration_noise * noise, -1.0, 1.0)
+        action = jnp.clip(action + noise_std * noise, -1.0, 1.0)
         return env_step(state, (action, env_keys))
 
     def critic_loss(critic_params, state, batch, noise):

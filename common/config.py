@@ -44,8 +44,10 @@ def validate(config: ConfigType) -> ConfigType:
             f"{config.steps_per_iteration} env steps"
         )
     if getattr(config, "torso", "mlp") == "simba":  # its blocks keep the width and normalise
-        if len(set(config.hidden_sizes)) != 1:
-            raise ValueError(f"hidden_sizes = {config.hidden_sizes} must be one width, repeated, if torso = simba")
+        for name in ("hidden_sizes", "value_hidden_sizes"):
+            if len(set(getattr(config, name, None) or config.hidden_sizes)) != 1:
+                sizes = getattr(config, name)
+                raise ValueError(f"{name} = {sizes} must be one width, repeated, if torso = simba")
         if config.layer_norm:
             raise ValueError("layer_norm must be False if torso = simba, whose blocks have a LayerNorm")
     floats = {name: getattr(config, name) for name, hint in hints.items() if _split(hint)[0] is float}

@@ -28,7 +28,7 @@ class Environment:
     """`num_envs` copies of an environment, each of which starts a new episode when one has ended.
 
     Attributes:
-        obs_shape, obs_dtype: of one observation.
+        obs_shape, obs_dtype: of one observation; dicts of them if the critic sees more than the actor.
         has_mask: whether actions may be illegal; see `action_mask`.
     """
 
@@ -39,7 +39,8 @@ class Environment:
         period = self.max_episode_steps if suite.reset_period is None else suite.reset_period
         self.reset_period = period if reset_period is None else reset_period
         obs, mask = jax.eval_shape(self._start, jax.eval_shape(jax.random.key, 0))
-        self.obs_shape, self.obs_dtype = obs.shape, obs.dtype
+        self.obs_shape = jax.tree.map(lambda x: x.shape, obs)
+        self.obs_dtype = jax.tree.map(lambda x: x.dtype, obs)
         self.has_mask = mask is not None
 
     def _start(self, key: jax.Array) -> tuple[jax.Array, jax.Array | None]:
@@ -153,28 +154,6 @@ def make_env(name: str) -> Environment:
     with jax.ensure_compile_time_eval():  # keeps its constants concrete where a sweep traces all of `make`
         suite, limits = make_suite(name)
         return Environment(suite, **limits)
-
-
-def forbid(scores: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Scores of actions [..., n], logits or Q values, made very low where the mask [..., n] has no legal action.
-
-    As logits they have probability 0 and gradient 0 (Huang & Ontañón 2022, arXiv:2006.14171).
-    """
-    return scores if mask is None else jnp.where(mask, scores, -1e9)
-
-
-def choose_legal(number: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """The legal action of a number [...] int, counted in a circle; without a mask [..., n] the number itself."""
-    if mask is None:
-        return number
-    number = number % mask.sum(axis=-1)
-    return (mask.cumsum(axis=-1) > number[..., None]).argmax(axis=-1)
-
-
-def scale_action(action: jax.Array, space: Any) -> jax.Array:
-    """Clip an action [..., n] to [-1, 1] and map it linearly to the gymnax Box, per dimension."""
-    low, high = (jnp.broadcast_to(jnp.asarray(x, action.dtype), action.shape) for x in (space.low, space.high))
-    return low + 0.5 * (jnp.clip(action, -1, 1) + 1) * (high - low)
 
 
 def clear_episodes(env_state: EnvState) -> EnvState:

@@ -1,5 +1,7 @@
 """Running mean and variance of observations, and the scale of rewards."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -9,32 +11,46 @@ from flax import struct
 class RunningStatistics:
     """Mean and variance of all items so far; 0 and 1 before the first."""
 
-    mean: jax.Array  # [*shape] float32
-    variance: jax.Array  # [*shape] float32, population variance
+    mean: Any  # [*shape] float32; a dict of arrays if observations are
+    variance: Any  # as mean, population variance
     count: jax.Array  # [] int32: a float32 stops counting at 2^24
 
 
-def init_statistics(shape: tuple[int, ...]) -> RunningStatistics:
+def init_statistics(shape: tuple[int, ...] | dict[str, tuple[int, ...]]) -> RunningStatistics:
     """Statistics before the first item of this shape."""
-    mean, variance = jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32)
-    return RunningStatistics(mean=mean, variance=variance, count=jnp.int32(0))
+    mean = jax.tree.map(lambda shape: jnp.zeros(shape, jnp.float32), shape, is_leaf=lambda x: isinstance(x, tuple))
+    return RunningStatistics(mean=mean, variance=jax.tree.map(jnp.ones_like, mean), count=jnp.int32(0))
 
 
-def update_statistics(statistics: RunningStatistics, batch: jax.Array) -> RunningStatistics:
+def update_statistics(statistics: RunningStatistics, batch: Any) -> RunningStatistics:
     """Add a batch [..., *shape]; any chunking of the same data gives the same result (Chan et al. 1979, eq. 2.1)."""
-    shape = statistics.mean.shape
-    batch = batch.astype(jnp.float32).reshape(-1, *shape)
-    total = statistics.count + batch.shape[0]
-    share = batch.shape[0] / total.astype(jnp.float32)  # new items / all items
-    delta = batch.mean(axis=0) - statistics.mean
-    variance = (1 - share) * statistics.variance + share * batch.var(axis=0) + (1 - share) * share * delta**2
-    return RunningStatistics(mean=statistics.mean + share * delta, variance=variance, count=total)
+    batch = jax.tree.map(lambda mean, x: x.astype(jnp.float32).reshape(-1, *mean.shape), statistics.mean, batch)
+    num_items = len(jax.tree.leaves(batch)[0])
+    total = statistics.count + num_items
+    share = num_items / total.astype(jnp.float32)  # new items / all items
+
+    def add_variance(mean, variance, x):
+        delta = x.mean(axis=0) - mean
+        return (1 - share) * variance + share * x.var(axis=0) + (1 - share) * share * delta**2
+
+    variance = jax.tree.map(add_variance, statistics.mean, statistics.variance, batch)
+    mean = jax.tree.map(lambda mean, x: mean + share * (x.mean(axis=0) - mean), statistics.mean, batch)
+    return RunningStatistics(mean=mean, variance=variance, count=total)
 
 
-def normalize(statistics: RunningStatistics, x: jax.Array, clip: float = 10.0) -> jax.Array:
-    """(x - mean) / std, clipped; x [..., *shape]. The 1e-8 keeps constant features finite."""
-    mean, variance = (jnp.broadcast_to(moment, x.shape) for moment in (statistics.mean, statistics.variance))
-    return jnp.clip((x.astype(jnp.float32) - mean) * jax.lax.rsqrt(variance + 1e-8), -clip, clip)
+def normalize(statistics: RunningStatistics, x: Any, clip: float = 10.0) -> Any:
+    """(x - mean) / std, clipped; x [..., *shape]. The 1e-8 keeps constant features finite.
+
+    A dict may lack entries: a policy acts without those that only the critic sees.
+    """
+
+    def scale(x, mean, variance):
+        mean, variance = jnp.broadcast_to(mean, x.shape), jnp.broadcast_to(variance, x.shape)
+        return jnp.clip((x.astype(jnp.float32) - mean) * jax.lax.rsqrt(variance + 1e-8), -clip, clip)
+
+    moments = statistics.mean, statistics.variance
+    moments = ({name: moment[name] for name in x} if isinstance(x, dict) else moment for moment in moments)
+    return jax.tree.map(scale, x, *moments)
 
 
 @struct.dataclass

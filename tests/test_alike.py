@@ -80,7 +80,6 @@ def test_order_of_make_in_the_replay_scripts(script):
         ("Critic", ["sac", "td3"]),
         ("learn", ["sac", "td3"]),
         ("Params", ["ppo", "td3"]),
-        ("correlate", ["sac", "td3"]),
     ],
 )
 def test_pieces_that_must_be_identical(name, scripts):
@@ -116,7 +115,7 @@ def test_fields_of_the_replay_scripts_have_the_same_comments(script):
 
 # -- Size --------------------------------------------------------------------------------------------------------------
 
-MOST_LINES, MOST_WORDS, MOST_COLUMNS = 424, 2000, 100
+MOST_LINES, MOST_WORDS, MOST_COLUMNS = 427, 2000, 100
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -141,8 +140,8 @@ def test_functions_stay_short(script, most_lines):
 
 def test_the_kit_stays_small():
     modules = [path for path in (FOLDER / "common").glob("*.py") if path.name != "__init__.py"]
-    assert len(modules) == 9
-    assert sum(len(path.read_text().splitlines()) for path in modules) <= 672
+    assert len(modules) == 10
+    assert sum(len(path.read_text().splitlines()) for path in modules) <= 717
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -197,14 +196,14 @@ VARIANTS = {
         "ppo",
         {"Config", "Actor", "Critic", "Batch", "State", "Algorithm"},
         {"init", "act", "value", "explore", "loss", "update_or_stop", "evaluate", "learn", "step"},
-        150,
+        160,
     ),
     "variants/sac_discrete": (
         "sac",
         {"Config", "Actor", "Critic", "Transition", "State"},
         {"init", "act", "value", "env_step", "explore", "critic_loss", "actor_loss", "alpha_loss", "update", "learn"}
         | {"cycle", "step"},
-        183,
+        186,
     ),
 }
 

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from common.environment import Environment, clear_episodes, episode_metrics, make_env, scale_action
+from common.environment import Environment, clear_episodes, episode_metrics, make_env
+from common.spaces import scale_action
 from common.suites import Suite
 
 # -- Observations, rewards and ends ------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import pytest
 from gymnax.environments import spaces
 from helpers import rank_promotion
 
-from common.environment import Environment, choose_legal, forbid, make_env
+from common.environment import Environment, make_env
+from common.spaces import choose_legal, forbid
 from common.suites import Suite
 from runner.machine.evaluation import evaluate, greedy_policy
 from runner.render import play_episode

@@ -245,3 +245,15 @@ def test_rewards_that_are_all_zero_stay_zero():
     scaling, scaled = scale(init_reward_scaling(2), jnp.zeros((4, 2)), jnp.zeros((4, 2), bool), 0.99)
     np.testing.assert_array_equal(scaled, np.zeros((4, 2)))
     np.testing.assert_array_equal(scaling.discounted_return, [0.0, 0.0])
+
+
+def test_a_dict_is_normalised_entry_by_entry_also_without_some():
+    rng = np.random.default_rng(0)
+    batch = {"a": rng.normal(3, 2, (50, 2)), "b": rng.normal(size=(50,))}
+    batch = jax.tree.map(lambda x: x.astype(np.float32), batch)
+    statistics = update(init_statistics({"a": (2,), "b": ()}), batch)
+    for name, x in batch.items():
+        alone = update(init_statistics(x.shape[1:]), x)
+        np.testing.assert_array_equal(normalize(statistics, batch)[name], normalize(alone, x))
+        np.testing.assert_array_equal(normalize(statistics, {name: x})[name], normalize(alone, x))
+        assert int(statistics.count) == int(alone.count) == 50

@@ -402,6 +402,11 @@ def test_other_observations_are_flattened(shape):
         np.testing.assert_array_equal(torso.apply({}, obs), obs.reshape(*leading, -1))
 
 
+def test_the_critic_of_simba_has_one_width_too():
+    with pytest.raises(ValueError, match=r"value_hidden_sizes = \(8, 16\) must be one width"):
+        make(Config(torso="simba", value_hidden_sizes=(8, 16)))
+
+
 def test_simba_is_the_embedding_the_blocks_and_the_norm():
     """Of images too: behind the convolution. Parameters are random, so that no scale is 1 and no bias 0."""
     for shape in ((3,), (5, 4, 2)):

@@ -15,6 +15,7 @@ import dqn
 import sac
 import td3
 from common.buffer import read
+from common.random import correlate
 from runner.machine.devices import compile_segment, make_placement
 
 SMALL = {
@@ -38,12 +39,10 @@ def rank_promotion():
         yield
 
 
-@pytest.mark.parametrize("script", ["sac", "td3"])
 @pytest.mark.parametrize("noise_steps", [2, 20])
-def test_noise_is_correlated_in_time_and_of_unit_variance(script, noise_steps):
+def test_noise_is_correlated_in_time_and_of_unit_variance(noise_steps):
     """1,000 processes, 300 steps: variance 1 and autocorrelation (1 - 1 / noise_steps) ** lag."""
     normals = jax.random.normal(jax.random.key(0), (300, 1000))
-    correlate = importlib.import_module(script).correlate
     body = lambda noise, normal: (correlate(noise, normal, noise_steps),) * 2  # noqa: E731
     noise = np.asarray(jax.lax.scan(body, jnp.zeros(1000), normals)[1])[150:]
     assert abs(noise.mean()) < 0.05
@@ -70,6 +69,34 @@ def test_exploration_follows_the_noise(script):
     np.testing.assert_allclose(noise[-1], np.ravel(state.noise), rtol=1e-4)
     assert (np.abs(np.diff(noise, axis=0)) < 4 * np.sqrt(1 - 0.95**2)).all()
     assert (noise[:, 0] != noise[:, 1]).all()
+
+
+@pytest.mark.parametrize(("most", "expected"), [(0.5, [0.1, 0.2, 0.3, 0.4, 0.5]), (0.0, [0.1] * 5)])
+def test_the_noise_of_td3_spreads_over_the_environments(most, expected):
+    """With a policy that says 0, the stored actions are the noise; a lower maximum changes nothing."""
+    config = replace(td3.Config(**SMALL), num_envs=5, learning_starts=25, batch_size=5, train_interval=5)
+    config = replace(config, steps_per_iteration=2000, buffer_size=2000, gradient_steps=2, total_timesteps=3000)
+    config = replace(config, actor_learning_rate=0.0, exploration_noise_max=most)
+    algorithm = td3.make(config)
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    state = state.replace(params=state.params.replace(actor=jax.tree.map(jnp.zeros_like, state.params.actor)))
+    state, _ = jax.jit(algorithm.step)(state, 0)
+    actions = np.asarray(read(state.buffer, np.arange(2000)).action).reshape(400, 5)  # [steps, num_envs]
+    std = np.roll(actions, -25 % 5, axis=1).std(axis=0)
+    np.testing.assert_allclose(std, expected, rtol=0.15)
+
+
+@pytest.mark.parametrize("script", ["dqn", "sac", "td3", "sac_discrete"])
+def test_rewards_are_scaled(script):
+    module = importlib.import_module(script)
+    env = {"env": "Pendulum-v1" if script in ("sac", "td3") else "MountainCar-v0"}
+    config = module.Config(**SMALL | env)
+    rewards = [
+        read(jax.jit(module.make(x).init)(jax.random.key(0)).buffer, np.arange(8)).reward
+        for x in (config, replace(config, reward_scale=4.0))
+    ]
+    assert (rewards[0] < 0).all()
+    np.testing.assert_array_equal(rewards[1], 4 * rewards[0])
 
 
 @pytest.mark.parametrize("script", ["sac", "td3"])

@@ -34,7 +34,7 @@ Run: python variants/ppo_rnn.py --env MemoryChain-bsuite --num-seeds 16 (--help 
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -50,10 +50,11 @@ from flax import struct
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
 from common import normalization
 from common.config import Fraction, NonNegative, Positive, validate
-from common.environment import clear_episodes, episode_metrics, forbid, make_env, scale_action
+from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import unroll
 from common.random import shuffle
+from common.spaces import actor_obs, critic_obs, forbid, scale_action
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -81,7 +82,9 @@ class Config:
     target_kl: NonNegative = 0.0  # stop an iteration's updates at 1.5 times this KL; 0: never
     normalize_obs: bool = False  # normalise by running mean and variance
     normalize_reward: bool = False  # divide by the std of the discounted return
-    hidden_sizes: tuple[int, ...] = (64, 64)  # layers of the policy and of the value network
+    reward_scale: Positive = 1.0  # factor of the rewards
+    hidden_sizes: tuple[int, ...] = (64, 64)  # layers of both networks
+    value_hidden_sizes: tuple[int, ...] = ()  # of the value network; empty: hidden_sizes
     memory_size: int = 64  # units of the GRU after these layers, one in each network
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
@@ -180,7 +183,7 @@ class Actor(nn.Module):
         done: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> tuple[distrax.Distribution, jax.Array]:
-        memory = x = Memory()(self.torso()(obs), memory, done)
+        memory = x = Memory()(self.torso()(actor_obs(obs)), memory, done)
         x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(x)  # [*leading, num_outputs]
         if self.is_discrete:
             return distrax.Categorical(logits=forbid(x, mask)), memory
@@ -201,7 +204,7 @@ class Critic(nn.Module):
         memory: jax.Array,
         done: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        memory = Memory()(self.torso()(obs), memory, done)
+        memory = Memory()(self.torso()(critic_obs(obs)), memory, done)
         return nn.Dense(1, kernel_init=orthogonal(1.0))(memory).squeeze(-1), memory  # [*leading]
 
 
@@ -306,8 +309,9 @@ def make(config: Config) -> Algorithm:
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]
     draw_noise = jax.random.gumbel if is_discrete else jax.random.normal
-    torso = partial(Torso, config=config, obs_shape=env.obs_shape)
-    actor, critic = Actor(num_outputs, is_discrete, torso), Critic(torso)
+    actor = Actor(num_outputs, is_discrete, partial(Torso, config, actor_obs(env.obs_shape)))
+    value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
+    critic = Critic(partial(Torso, value_config, critic_obs(env.obs_shape)))
 
     def make_optimizer(iteration):
         schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
@@ -348,7 +352,7 @@ def make(config: Config) -> Algorithm:
         policy, actor_memory = actor.apply(state.params.actor, obs, memory[..., 0, :], mask=mask)
         _, critic_memory = critic.apply(state.params.critic, obs, memory[..., 1, :])
         action = policy.mode() if key is None else policy.sample(seed=key)
-        action = action if is_discrete else scale_action(action, env.action_space)
+        action = scale_action(action, env.action_space)
         return action, jnp.stack([actor_memory, critic_memory], axis=-2)
 
     def value(state, obs, memory):
@@ -360,16 +364,15 @@ def make(config: Config) -> Algorithm:
         mask = env.action_mask(state.env_state)
         policy, memory = actor.apply(state.params.actor, obs, state.memory[:, 0], mask=mask)
         if is_discrete:
-            action = env_action = (policy.logits + noise).argmax(axis=-1)  # Gumbel noise: a sample
+            action = (policy.logits + noise).argmax(axis=-1)  # Gumbel noise: a sample
         else:
             action = policy.mean() + policy.stddev() * noise
-            env_action = scale_action(action, env.action_space)
-        outcome = env.step(env_keys, state.env_state, env_action)
+        outcome = env.step(env_keys, state.env_state, scale_action(action, env.action_space))
         obs, env_state, reward, terminated, truncated, info = outcome
         transition = Transition(
             obs=state.obs,
             action=action,
-            reward=reward,
+            reward=config.reward_scale * reward,
             terminated=terminated,
             truncated=truncated,
             next_obs=info["final_observation"],

@@ -31,7 +31,7 @@ Run: python variants/sac_discrete.py --env CartPole-v1 --num-seeds 16 (--help li
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -48,9 +48,10 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of
 from common import normalization
 from common.buffer import Buffer, add, draw_rows, init_buffer, read, read_windows
 from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
-from common.environment import choose_legal, clear_episodes, episode_metrics, forbid, make_env
+from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import scan_mean
+from common.spaces import choose_legal, forbid
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -77,7 +78,9 @@ class Config:
     gamma: Fraction = 0.99  # discount
     n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
+    reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
+    value_hidden_sizes: tuple[int, ...] = ()  # of each critic; empty: hidden_sizes
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
     torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
@@ -134,8 +137,7 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array, mask: jax.Array | None = None) -> distrax.Distribution:
-        x = obs.astype(jnp.float32)
-        x = self.torso()(x)
+        x = self.torso()(obs.astype(jnp.float32))
         x = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x)  # [..., num_actions]
         return distrax.Categorical(logits=forbid(x, mask))
 
@@ -148,8 +150,7 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        x = obs.astype(jnp.float32)
-        x = self.torso()(x)
+        x = self.torso()(obs.astype(jnp.float32))
         return nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(x)  # [..., num_actions]
 
 
@@ -243,8 +244,9 @@ def make(config: Config) -> Algorithm:
     num_actions = env.action_space.n
     num_choices = 2**30 if env.has_mask else num_actions  # random numbers for choose_legal
     max_entropy = np.float32(np.log(num_actions))  # that of the uniform policy
-    torso = partial(Torso, config=config)
-    actor, critic = Actor(num_actions, torso), TwinCritic(num_actions, torso)
+    value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
+    actor = Actor(num_actions, partial(Torso, config))
+    critic = TwinCritic(num_actions, partial(Torso, value_config))
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),
@@ -304,7 +306,7 @@ def make(config: Config) -> Algorithm:
         transition = Transition(
             obs=state.obs,
             action=action,
-            reward=reward,
+            reward=config.reward_scale * reward,
             terminated=terminated,
             next_obs=info["final_observation"],
             truncated=truncated if config.n_step > 1 else None,

@@ -46,7 +46,10 @@ class Suite(Protocol):
 
     @abstractmethod
     def reset(self, key: jax.Array) -> tuple[jax.Array, Any]:
-        """Start an episode: obs [*obs_shape], and state, any pytree of arrays."""
+        """Start an episode: obs [*obs_shape], and state, any pytree of arrays.
+
+        Where the critic may see more than the policy, as in simulation, obs is a dict of `actor` and `critic`.
+        """
 
     @abstractmethod
     def step(

@@ -7,6 +7,7 @@ import sys
 
 import common  # noqa: F401  # before gymnax
 from common.environment import make_env
+from common.spaces import actor_obs
 from common.suites import suites
 
 
@@ -19,10 +20,13 @@ def describe(name: str) -> str:
     env = make_env(name)
     is_discrete = hasattr(env.action_space, "n")
     actions = f"{env.action_space.n} actions" if is_discrete else f"{env.action_space.shape[0]} continuous"
-    shape = "x".join(map(str, env.obs_shape)) or "scalar"
+    parts = env.obs_shape if isinstance(env.obs_shape, dict) else {"": env.obs_shape}
+    shapes = {part: "x".join(map(str, shape)) or "scalar" for part, shape in parts.items()}
+    obs = ", ".join(f"{part} {shape}".strip() for part, shape in shapes.items())
+    dtype = actor_obs(env.obs_dtype)
     limit = f"{env.max_episode_steps:,} steps" if env.max_episode_steps else "no limit"
     scripts = "ppo dqn" if is_discrete else "ppo sac td3"
-    return f"{actions:15} {f'{shape} {env.obs_dtype}':20} {limit:14} {scripts}"
+    return f"{actions:15} {f'{obs} {dtype}':20} {limit:14} {scripts}"
 
 
 def list_suite(suite: str, is_described: bool) -> None:

@@ -1,7 +1,7 @@
 """MuJoCo Playground (Zakka et al. 2025, arXiv:2502.08844), continuous actions: `--env playground/CheetahRun`.
 
-Locomotion and manipulation environments download their models when they are first made. If they return a dict of
-observations, the scripts get its entry `state`, which the suite's own policies see.
+Locomotion and manipulation environments download their models when they are first made. Of their observations the
+policy gets `state`, and the critic `privileged_state` where there is one, as in the suite's own training.
 """
 
 import subprocess
@@ -63,10 +63,14 @@ class Suite(suites.Suite):
 
         state, (rewards, done) = jax.lax.scan(once, state, length=self.repeat)
         obs, reward = self._obs(state), rewards.sum()
-        is_finite = jnp.isfinite(obs).all() & jnp.isfinite(reward)
-        obs, reward = jnp.where(is_finite, obs, 0.0), jnp.where(is_finite, reward, 0.0)
+        is_finite = jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves((obs, reward))]).all()
+        obs, reward = jax.tree.map(lambda x: jnp.where(is_finite, x, 0.0), (obs, reward))
         info = dict(state.metrics) | {"physics_failed": ~is_finite}
         return obs, state, reward, done.any() | ~is_finite, info
 
-    def _obs(self, state: Any) -> jax.Array:
-        return state.obs["state"] if isinstance(state.obs, dict) else state.obs
+    def _obs(self, state: Any) -> Any:
+        if not isinstance(state.obs, dict):
+            return state.obs
+        if "privileged_state" not in state.obs:
+            return state.obs["state"]
+        return {"actor": state.obs["state"], "critic": state.obs["privileged_state"]}
