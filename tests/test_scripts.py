@@ -52,6 +52,7 @@ SWEPT = {
         "vf_coef": 0.1,
         "ent_coef": 0.5,
         "target_kl": 1e-9,
+        "reward_scale": 3.0,
     },
     "dqn": {
         "tau": 0.3,
@@ -62,6 +63,7 @@ SWEPT = {
         "epsilon_start": 0.0,
         "epsilon_end": 0.9,
         "exploration_fraction": 0.9,
+        "reward_scale": 3.0,
     },
     "sac": {
         "tau": 0.3,
@@ -71,6 +73,7 @@ SWEPT = {
         "alpha": 0.1,
         "target_entropy": 1.0,
         "gamma": 0.6,
+        "reward_scale": 3.0,
     },
     "td3": {
         "tau": 0.3,
@@ -78,6 +81,8 @@ SWEPT = {
         "critic_learning_rate": 1e-2,
         "gamma": 0.6,
         "exploration_noise": 0.5,
+        "exploration_noise_max": 0.9,
+        "reward_scale": 3.0,
         "target_noise": 1.0,
         "target_noise_clip": 0.01,
     },
