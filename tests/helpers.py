@@ -37,6 +37,7 @@ ENVS = {
     "td3": ("Pendulum-v1",),
     "ppo_rnn": ("CartPole-v1",),
     "sac_discrete": ("CartPole-v1",),
+    "pqn": ("CartPole-v1",),
 }
 _OFF_POLICY = {
     "num_envs": 2,
@@ -63,6 +64,7 @@ SMALL = {
     "td3": {**_OFF_POLICY, "train_interval": 4, "gradient_steps": 4},
 }
 SMALL |= {"ppo_rnn": SMALL["ppo"] | {"memory_size": 4}, "sac_discrete": SMALL["sac"]}
+SMALL["pqn"] = {name: x for name, x in SMALL["ppo"].items() if name != "normalize_reward"}
 # Most tests take runs of this length: runs of one length share their compiled programs.
 ITERATIONS = 40
 SECONDS = 300.0  # after which a process is given up

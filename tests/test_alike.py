@@ -129,7 +129,7 @@ def test_a_script_stays_short_and_narrow(script):
 
 @pytest.mark.parametrize(
     ("script", "most_lines"),
-    [*((script, 160) for script in SCRIPTS), ("variants/ppo_rnn", 185), ("variants/sac_discrete", 160)],
+    [*((script, 160) for script in SCRIPTS), ("variants/ppo_rnn", 185), ("variants/sac_discrete", 160), ("variants/pqn", 140)],
 )
 def test_functions_stay_short(script, most_lines):
     make = next(n for n in ast.parse(source(script)).body if isinstance(n, ast.FunctionDef) and n.name == "make")
@@ -205,6 +205,12 @@ VARIANTS = {
         | {"cycle", "step"},
         186,
     ),
+    "variants/pqn": (
+        "ppo",
+        {"Config", "Torso", "Transition", "Batch", "State"},
+        {"accumulate", "make_optimizer", "init", "act", "value", "explore", "update", "learn", "step"},
+        295,
+    ),
 }
 
 
@@ -239,7 +245,13 @@ def test_a_variant_reads_as_its_script(variant):
     assert [line for line in source(variant).splitlines() if len(line) > MOST_COLUMNS] == []
 
 
-def test_discrete_sac_shares_with_dqn_what_follows_from_its_actions():
-    for name in ("fill", "learn"):
-        first, second = definitions("variants/sac_discrete")[name], definitions("dqn")[name]
-        assert first == second
+@pytest.mark.parametrize(
+    ("variant", "names"),
+    [
+        ("variants/sac_discrete", ("fill", "learn")),
+        ("variants/pqn", ("preprocess", "draw_actions", "act", "value", "epsilon_at")),
+    ],
+)
+def test_what_follows_from_discrete_actions_is_that_of_dqn(variant, names):
+    for name in names:
+        assert definitions(variant)[name] == definitions("dqn")[name]

@@ -25,11 +25,12 @@ REPLAY = {
     "batch_size": 8,
     "hidden_sizes": (4,),
 }
-EPSILON = {"epsilon_start": 1.0, "epsilon_end": 0.6, "exploration_fraction": 1e-3, "target_interval": 10**6 * NUM_ENVS}
+EPSILON = {"epsilon_start": 1.0, "epsilon_end": 0.6, "exploration_fraction": 1e-3}
 CASES = {
     "ppo": ("Probe-Recorder", ON_POLICY, BIAS),
     "ppo_rnn": ("Probe-Recorder", ON_POLICY, BIAS),
-    "dqn": ("Probe-Recorder", REPLAY | EPSILON, (0.2, 0.2, 0.6)),
+    "pqn": ("Probe-Recorder", ON_POLICY | EPSILON, (0.2, 0.2, 0.6)),
+    "dqn": ("Probe-Recorder", REPLAY | EPSILON | {"target_interval": 10**6 * NUM_ENVS}, (0.2, 0.2, 0.6)),
     "sac_discrete": ("Probe-Recorder", REPLAY, BIAS),
     "ppo, continuous": ("Probe-Recorder-Continuous", ON_POLICY, None),
     "sac": ("Probe-Recorder-Continuous", REPLAY, None),
@@ -46,7 +47,7 @@ def rank_promotion(compilations):
 def with_known_policy(script, state):
     """The State with the parameters of the known policy."""
     params = jax.tree.map(jnp.zeros_like, state.params)
-    policy = (params if script == "dqn" else params.actor)["params"]
+    policy = (params if script in ("dqn", "pqn") else params.actor)["params"]
     if state.env_state.record.action.ndim == 2:
         policy["Dense_0"]["bias"] = jnp.log(jnp.array(BIAS))
     elif script == "ppo":

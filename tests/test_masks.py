@@ -35,6 +35,7 @@ REPLAY = {
 CONFIGS = {
     "ppo": PPO | {"total_timesteps": 64 * 20},
     "ppo_rnn": PPO | {"total_timesteps": 64 * 20, "memory_size": 4},
+    "pqn": PPO | {"total_timesteps": 64 * 60, "learning_rate": 1e-2, "gamma": 0.5, "epsilon_end": 0.5},
     "dqn": REPLAY | {"total_timesteps": 3000, "learning_rate": 3e-3, "target_interval": 10, "epsilon_end": 0.5},
     "sac_discrete": REPLAY
     | {"total_timesteps": 3000, "critic_learning_rate": 3e-3, "tau": 0.1, "alpha": 1e-4, "alpha_learning_rate": 0.0},
@@ -102,14 +103,14 @@ def test_no_illegal_action_is_chosen(script):
         assert MASKS[np.arange(3), action].all()
 
 
-@pytest.mark.parametrize("script", ["ppo", "dqn"])
+@pytest.mark.parametrize("script", ["ppo", "dqn", "pqn"])
 def test_illegal_actions_are_chosen_where_the_suite_does_not_tell(script):
     """The control of the test above."""
     _, _, metrics = trained(script, Silent)
     assert np.nanmax(metrics["num_illegal"]) > 0
 
 
-@pytest.mark.parametrize("script", ["dqn", "sac_discrete"])
+@pytest.mark.parametrize("script", ["dqn", "sac_discrete", "pqn"])
 def test_no_value_is_that_of_an_illegal_action(script):
     """-1 a step, gamma .5: every state is worth -2. Illegal actions stay near 0, and by them it would be worth -1."""
     algorithm, state, _ = trained(script, Phases)

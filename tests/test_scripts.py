@@ -440,17 +440,12 @@ def exempt(monkeypatch, owner, name):
     monkeypatch.setattr(owner, name, promoting)
 
 
-@pytest.fixture
-def exempt_dependencies(monkeypatch):
-    """What fails in other people's code: under strict dtype or rank promotion nothing would run otherwise."""
-    # distrax/_src/distributions/distribution.py:78 and normal.py:88: a sample axis of 1 against none
-    exempt(monkeypatch, distrax.Distribution, "sample_and_log_prob")
-    exempt(monkeypatch, distrax.Distribution, "sample")
-    # optax/tree_utils/_tree_math.py:449, 1 - decay**count: a float to the power of an int
-    adam = optax.adam
+def exempt_optimizer(monkeypatch, name):
+    """Let an optimizer of optax compute with standard dtype promotion."""
+    optimizer = getattr(optax, name)
 
-    def exempt_adam(*args, **kwargs):
-        transformation = adam(*args, **kwargs)
+    def exempted(*args, **kwargs):
+        transformation = optimizer(*args, **kwargs)
 
         def update(*args):
             with jax.numpy_dtype_promotion("standard"):
@@ -458,7 +453,18 @@ def exempt_dependencies(monkeypatch):
 
         return optax.GradientTransformation(transformation.init, update)
 
-    monkeypatch.setattr(optax, "adam", exempt_adam)
+    monkeypatch.setattr(optax, name, exempted)
+
+
+@pytest.fixture
+def exempt_dependencies(monkeypatch):
+    """What fails in other people's code: under strict dtype or rank promotion nothing would run otherwise."""
+    # distrax/_src/distributions/distribution.py:78 and normal.py:88: a sample axis of 1 against none
+    exempt(monkeypatch, distrax.Distribution, "sample_and_log_prob")
+    exempt(monkeypatch, distrax.Distribution, "sample")
+    # optax/tree_utils/_tree_math.py:449, 1 - decay**count: a float to the power of an int
+    exempt_optimizer(monkeypatch, "adam")
+    exempt_optimizer(monkeypatch, "radam")
 
 
 @pytest.fixture

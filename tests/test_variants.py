@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import ppo_rnn
+import pqn
 import probes
 import pytest
 import sac_discrete
@@ -24,7 +25,7 @@ from runner.folder.load import load
 probes.register()
 NUM_SEEDS = 3
 GAMMA = 0.9
-VARIANTS = {"ppo_rnn": ppo_rnn, "sac_discrete": sac_discrete}
+VARIANTS = {"ppo_rnn": ppo_rnn, "sac_discrete": sac_discrete, "pqn": pqn}
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
@@ -332,6 +333,7 @@ SHORT = {
     "sac_discrete": sac_discrete.Config(
         "Probe-Recorder", num_envs=2, steps_per_iteration=24, learning_starts=24, buffer_size=64, batch_size=8
     ),
+    "pqn": pqn.Config("Probe-Recorder", num_envs=2, num_steps=12, num_epochs=2, num_minibatches=2),
 }
 
 
@@ -375,8 +377,9 @@ def test_presets_can_be_built(variant):
 @each_variant
 def test_a_resumed_run_is_that_without_the_interruption(variant, folder):
     """A run of 20 iterations that is resumed to 40, without a schedule that follows the length."""
-    constant = {"anneal_learning_rate": False} if variant == "ppo_rnn" else {}
-    options = {"out": str(folder), "eval_episodes": 0, **constant}
+    constant = {"ppo_rnn": {"anneal_learning_rate": False}}
+    constant["pqn"] = constant["ppo_rnn"] | {"epsilon_start": 0.1, "epsilon_end": 0.1}
+    options = {"out": str(folder), "eval_episodes": 0, **constant.get(variant, {})}
     for iterations, name in ((40, "whole"), (20, "resumed")):
         assert call(variant, *small_run(variant, iterations, **options, name=name)).status == 0
     directory = folder / variant / "CartPole-v1"

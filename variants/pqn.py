@@ -1,0 +1,365 @@
+"""PQN: Parallelised Q-Network (Gallici et al. 2025, arXiv:2407.04811).
+
+Q-learning without a replay buffer and without a target network.
+
+An iteration is a rollout of num_steps steps in num_envs environments, and its updates.
+
+Details:
+  - LayerNorm before each activation, which keeps the values of off-policy learning bounded.
+  - Epsilon-greedy exploration; epsilon is a function of env steps.
+  - Q(lambda) returns (section 4.2), computed once per rollout by the network before the updates.
+  - RAdam (arXiv:1908.03265); global norm clipping; half the squared error.
+
+Different from the original:
+  - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378), and cut lambda.
+  - The last step of a rollout bootstraps from its own successor.
+  - Illegal actions are not chosen, and no value is theirs (arXiv:2006.14171).
+  - Images are not divided by 255.
+
+Sparse rewards are its weakness: without replay, what epsilon finds once is soon forgotten.
+
+Metrics, means over the updates of an iteration unless stated otherwise:
+  episode_return, episode_length: means over the episodes that ended; NaN if none
+  num_episodes: number of these episodes
+  q_loss: half the squared error
+  q_mean: mean Q value of the actions taken
+  grad_norm: global norm before clipping
+  epsilon: share of random actions at the end of the iteration
+
+Run: python variants/pqn.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
+from common import normalization
+from common.config import Fraction, NonNegative, Positive, PositiveFraction, validate
+from common.environment import clear_episodes, episode_metrics, make_env
+from common.initializers import orthogonal
+from common.loops import scan_mean, unroll
+from common.random import shuffle
+from common.spaces import choose_legal, forbid
+
+# -- Config ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Config:
+    """Float fields can be swept in one compilation; any other change compiles anew."""
+
+    env: str = "CartPole-v1"  # listed by python -m common.suites
+    total_timesteps: int = 500_000  # env steps per seed, rounded down to whole iterations
+    num_envs: int = 32  # parallel environments
+    num_steps: int = 64  # steps of each environment per iteration
+    num_epochs: int = 4  # passes over the rollout
+    num_minibatches: int = 16  # updates per pass; must divide num_envs * num_steps
+    learning_rate: NonNegative = 2.5e-4  # RAdam step size at the start
+    anneal_learning_rate: bool = True  # decay the learning rate linearly to 0
+    max_grad_norm: Positive = 10.0  # gradients are clipped to this global norm
+    gamma: Fraction = 0.99  # discount
+    q_lambda: Fraction = 0.65  # lambda of the returns; 0: one step, 1: Monte Carlo
+    epsilon_start: Fraction = 1.0  # share of random actions at the start
+    epsilon_end: Fraction = 0.05  # share of random actions at the end
+    exploration_fraction: PositiveFraction = 0.1  # share of total_timesteps in which epsilon falls
+    normalize_obs: bool = False  # normalise by running mean and variance
+    reward_scale: Positive = 1.0  # factor of the rewards
+    hidden_sizes: tuple[int, ...] = (128, 128)  # layers, after the convolution if there is one
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
+    layer_norm: bool = True  # LayerNorm before each activation
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """Env steps per iteration."""
+        return self.num_envs * self.num_steps
+
+    @property
+    def num_iterations(self) -> int:
+        """Iterations in a run."""
+        return self.total_timesteps // self.steps_per_iteration
+
+    def env_steps(self, iterations: int) -> int:
+        """Env steps per seed after this many iterations."""
+        return iterations * self.steps_per_iteration
+
+
+# -- Networks --------------------------------------------------------------------------------------
+
+
+class Torso(nn.Module):
+    """Features of any observation; for images, MinAtar's convolution (Young & Tian 2019)."""
+
+    config: Config
+    obs_shape: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> jax.Array:
+        activation = getattr(nn, self.config.activation)
+        leading = obs.shape[: obs.ndim - len(self.obs_shape)]
+        x = obs.astype(jnp.float32)  # [*leading, *obs_shape]
+
+        if len(self.obs_shape) == 3 and min(self.obs_shape[:2]) >= 3:
+            # A matrix product over patches: under vmap several times faster than nn.Conv.
+            height, width = self.obs_shape[0] - 2, self.obs_shape[1] - 2
+            patches = [x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)]
+            x = jnp.concatenate(patches, axis=-1)  # [*leading, height, width, 9 * C]
+            x = nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(x)
+            x = nn.relu(nn.LayerNorm()(x) if self.config.layer_norm else x)
+
+        x = x.reshape(*leading, -1)
+        if self.config.torso == "simba":
+            he_normal = nn.initializers.he_normal()
+            x = nn.Dense(self.config.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
+            for size in self.config.hidden_sizes:
+                hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
+                x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
+            return nn.LayerNorm()(x)
+        for size in self.config.hidden_sizes:
+            x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
+            x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
+        return x  # [*leading, hidden_sizes[-1]]
+
+
+class QNetwork(nn.Module):
+    """The Q value of each action."""
+
+    num_actions: int
+    torso: Callable  # () -> Torso
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> jax.Array:
+        x = self.torso()(obs)
+        return nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(x)  # [*leading, num_actions]
+
+
+# -- Data ------------------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class Transition:
+    """One step of every environment; a rollout stacks num_steps of them."""
+
+    obs: jax.Array  # [num_envs, *obs_shape], not normalised
+    action: jax.Array  # [num_envs] int
+    reward: jax.Array  # [num_envs]
+    terminated: jax.Array  # [num_envs] bool, no successor state
+    truncated: jax.Array  # [num_envs] bool, cut by a time limit
+    next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
+    next_mask: jax.Array | None = None  # [num_envs, num_actions] bool, legal in next_obs, if told
+
+
+@struct.dataclass
+class Batch:
+    """Rows of a rollout for the loss; minibatch_size in a minibatch."""
+
+    obs: jax.Array
+    action: jax.Array
+    target: jax.Array  # of the action's Q value
+
+
+@struct.dataclass
+class State:
+    """Everything that one lane carries from iteration to iteration; a checkpoint saves it."""
+
+    params: Any  # of QNetwork
+    opt_state: optax.OptState
+    env_state: Any  # [num_envs, ...]
+    obs: jax.Array  # [num_envs, *obs_shape]
+    key: jax.Array  # []
+    obs_statistics: normalization.RunningStatistics | None  # if normalize_obs
+
+
+class Algorithm(NamedTuple):
+    """Pure functions of one lane."""
+
+    init: Callable  # key -> State
+    step: Callable  # one iteration: (State, iteration) -> (State, metrics)
+    act: Callable  # (State, obs, key=None) -> action for the environment, greedy without a key
+    value: Callable  # (State, obs) -> value
+
+
+# -- Algorithm -------------------------------------------------------------------------------------
+
+
+def q_returns(
+    rollout: Transition,
+    next_value: jax.Array,
+    gamma: float,
+    q_lambda: float,
+) -> jax.Array:
+    """Q(lambda) returns [num_steps, num_envs] (section 4.2); next_value: max Q of next_obs."""
+    next_value = jnp.where(rollout.terminated, 0.0, next_value)
+    decay = jnp.where(rollout.terminated | rollout.truncated, 0.0, q_lambda)
+
+    def accumulate(target, inputs):
+        reward, next_value, decay = inputs
+        target = reward + gamma * (decay * target + (1.0 - decay) * next_value)
+        return target, target
+
+    inputs = rollout.reward, next_value, decay
+    return jax.lax.scan(accumulate, next_value[-1], inputs, reverse=True, unroll=unroll())[1]
+
+
+def make(config: Config) -> Algorithm:
+    """Build the pure functions of one lane:
+
+    step            one iteration: num_steps times explore, then learn
+      explore       choose actions, step the environments
+      learn         returns of the rollout, then update with each minibatch
+
+    Raises:
+        ValueError: an invalid field, an unknown environment or an unsupported space.
+    """
+    config = validate(config)
+    num_rows = config.steps_per_iteration  # num_envs * num_steps
+    minibatch_size, rest = divmod(num_rows, config.num_minibatches)
+    if rest:
+        raise ValueError(f"num_minibatches = {config.num_minibatches} must divide {num_rows} rows")
+    env = make_env(config.env)
+    if not hasattr(env.action_space, "n"):
+        raise ValueError(f"{config.env} has continuous actions; use sac.py, td3.py or ppo.py")
+    num_actions = env.action_space.n
+    num_choices = 2**30 if env.has_mask else num_actions  # random numbers for choose_legal
+    network = QNetwork(num_actions, partial(Torso, config, env.obs_shape))
+
+    def make_optimizer(iteration):
+        schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
+        annealed = optax.constant_schedule(schedule(iteration))  # within the iteration
+        learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
+        clip = optax.clip_by_global_norm(config.max_grad_norm)
+        return optax.chain(clip, optax.radam(learning_rate))
+
+    def init(key):
+        params_key, reset_key, key = jax.random.split(key, 3)
+        obs, env_state = env.reset(jax.random.split(reset_key, config.num_envs))
+        params = network.init(params_key, obs)
+        statistics = normalization.init_statistics(env.obs_shape)
+        return State(
+            params=params,
+            opt_state=make_optimizer(0).init(params),
+            env_state=env_state,
+            obs=obs,
+            key=key,
+            obs_statistics=statistics if config.normalize_obs else None,
+        )
+
+    def preprocess(state, obs):
+        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+
+    def draw_actions(key, shape, epsilon):
+        """Whether an action is random, with probability epsilon, and its number if so."""
+        coin_key, action_key = jax.random.split(key)
+        is_random = jax.random.uniform(coin_key, shape) < epsilon
+        return is_random, jax.random.randint(action_key, shape, 0, num_choices)
+
+    def act(state, obs, key=None, mask=None):
+        action = forbid(network.apply(state.params, preprocess(state, obs)), mask).argmax(axis=-1)
+        if key is None:
+            return action
+        is_random, number = draw_actions(key, action.shape, config.epsilon_end)
+        return jnp.where(is_random, choose_legal(number, mask), action)
+
+    def value(state, obs, mask=None):
+        return forbid(network.apply(state.params, preprocess(state, obs)), mask).max(axis=-1)
+
+    def epsilon_at(env_steps):
+        progress = jnp.float32(env_steps) / (config.exploration_fraction * config.total_timesteps)
+        fall = (config.epsilon_start - config.epsilon_end) * (1.0 - progress)
+        return config.epsilon_end + jnp.maximum(fall, 0.0)
+
+    def explore(state, inputs):
+        is_random, number, env_keys = inputs
+        mask = env.action_mask(state.env_state)
+        action = jnp.where(is_random, choose_legal(number, mask), act(state, state.obs, mask=mask))
+        outcome = env.step(env_keys, state.env_state, action)
+        obs, env_state, reward, terminated, truncated, info = outcome
+        transition = Transition(
+            obs=state.obs,
+            action=action,
+            reward=config.reward_scale * reward,
+            terminated=terminated,
+            truncated=truncated,
+            next_obs=info["final_observation"],
+            next_mask=info["final_mask"],
+        )
+        return state.replace(env_state=env_state, obs=obs), transition
+
+    def q_loss(params, state, batch):
+        q = network.apply(params, preprocess(state, batch.obs))  # [minibatch_size, num_actions]
+        is_taken = jax.nn.one_hot(batch.action, num_actions, dtype=q.dtype)
+        q = (q * is_taken).sum(axis=-1)  # as a sum, its gradient needs no scatter
+        loss = optax.l2_loss(q, batch.target).mean()
+        return loss, {"q_loss": loss, "q_mean": q.mean()}
+
+    def update(optimizer, batch, state, rows):
+        minibatch = jax.tree.map(lambda x: x[rows], batch)
+        grads, metrics = jax.grad(q_loss, has_aux=True)(state.params, state, minibatch)
+        updates, opt_state = optimizer.update(grads, state.opt_state)
+        params = optax.apply_updates(state.params, updates)
+        metrics["grad_norm"] = optax.tree.norm(grads)
+        return state.replace(params=params, opt_state=opt_state), metrics
+
+    def learn(state, rollout, optimizer):
+        # Returns of the rollout.
+        next_value = value(state, rollout.next_obs, rollout.next_mask)  # [num_steps, num_envs]
+        target = q_returns(rollout, next_value, config.gamma, config.q_lambda)
+        batch = Batch(obs=rollout.obs, action=rollout.action, target=target)
+        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+
+        # Update with shuffled minibatches.
+        key, shuffle_key = jax.random.split(state.key)
+        epoch_keys = jax.random.split(shuffle_key, config.num_epochs)
+        rows = jax.vmap(shuffle, (0, None))(epoch_keys, num_rows).reshape(-1, minibatch_size)
+        state, metrics = scan_mean(partial(update, optimizer, batch), state.replace(key=key), rows)
+
+        # Count the observations.
+        if config.normalize_obs:
+            statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
+            state = state.replace(obs_statistics=statistics)
+        return state, metrics
+
+    def step(state, iteration):
+        key, explore_key, env_key = jax.random.split(state.key, 3)
+        shape = config.num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        steps = iteration * config.num_steps + jnp.arange(config.num_steps)[:, None]  # of each env
+        epsilons = epsilon_at(jnp.float32(steps) * config.num_envs)  # [num_steps, 1]
+        actions = draw_actions(explore_key, shape, epsilons)
+        inputs = *actions, jax.random.split(env_key, shape)
+        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
+        state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
+        state, metrics = learn(state, rollout, make_optimizer(iteration))
+        metrics = metrics | {"epsilon": epsilons[-1, 0]}
+        return state, episode_metrics(state.env_state) | metrics
+
+    return Algorithm(init, step, act, value)
+
+
+# -- Training --------------------------------------------------------------------------------------
+
+
+def make_train(config: Config) -> Callable[[jax.Array], tuple[State, dict[str, jax.Array]]]:
+    """The whole run as one pure function of a key: key -> (State, metrics [num_iterations])."""
+    algorithm = make(config)
+
+    def train(key):
+        return jax.lax.scan(algorithm.step, algorithm.init(key), jnp.arange(config.num_iterations))
+
+    return train  # for many seeds: jax.jit(jax.vmap(make_train(config)))(keys)
+
+
+if __name__ == "__main__":
+    from runner.main import run
+
+    run(__file__, Config, make)
