@@ -47,7 +47,7 @@ from common.config import Fraction, NonNegative, Positive, validate
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import unroll
-from common.random import shuffle
+from common.random import shuffle_epochs
 from common.spaces import actor_obs, critic_obs, forbid, scale_action
 
 # -- Config ----------------------------------------------------------------------------------------
@@ -379,8 +379,7 @@ def make(config: Config) -> Algorithm:
 
         # Update with shuffled minibatches.
         key, shuffle_key = jax.random.split(state.key)
-        epoch_keys = jax.random.split(shuffle_key, config.num_epochs)
-        rows = jax.vmap(shuffle, (0, None))(epoch_keys, num_rows).reshape(-1, minibatch_size)
+        rows = shuffle_epochs(shuffle_key, config.num_epochs, num_rows, minibatch_size)
         body = partial(update_or_stop, optimizer, batch)
         (state, _), (metrics, is_update) = jax.lax.scan(body, (state.replace(key=key), True), rows)
 

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from common.random import split_rows
+
 
 @struct.dataclass
 class Buffer:
@@ -68,7 +70,7 @@ def draw_rows(buffer: Buffer, key: jax.Array, shape: tuple[int, ...], num_new: i
     """
     count = buffer.count + num_new * jnp.arange(1, shape[0] + 1, dtype=jnp.int32)
     size = jnp.minimum(count, buffer.capacity).reshape(-1, *[1] * (len(shape) - 1))
-    return jax.random.randint(key, shape, 0, jnp.broadcast_to(size, shape), jnp.int32)
+    return split_rows(jax.random.randint(key, shape, 0, jnp.broadcast_to(size, shape), jnp.int32))
 
 
 def read(buffer: Buffer, rows: jax.Array) -> Any:

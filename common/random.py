@@ -1,7 +1,8 @@
-"""Random functions: one that JAX has slower, one that it lacks."""
+"""Random rows of minibatches, and noise that is correlated in time."""
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 
 def shuffle(key: jax.Array, num_rows: int) -> jax.Array:
@@ -14,6 +15,28 @@ def shuffle(key: jax.Array, num_rows: int) -> jax.Array:
     row_bits = (num_rows - 1).bit_length()
     random_bits = jax.random.bits(key, (num_rows,), jnp.uint32) >> row_bits << row_bits
     return jnp.sort(random_bits | jnp.arange(num_rows, dtype=jnp.uint32)) & (2**row_bits - 1)
+
+
+def shuffle_epochs(key: jax.Array, num_epochs: int, num_rows: int, minibatch_size: int) -> jax.Array:
+    """Row numbers of the minibatches of all epochs, each in an order of its own.
+
+    Returns:
+        [num_epochs * num_rows / minibatch_size, minibatch_size] uint32.
+    """
+    epochs = jax.vmap(shuffle, (0, None))(jax.random.split(key, num_epochs), num_rows)
+    return split_rows(epochs.reshape(-1, minibatch_size))
+
+
+def split_rows(rows: jax.Array) -> jax.Array:
+    """The same row numbers [..., minibatch_size], split over the devices of a lane, and with them the gradient.
+
+    They stay whole where a lane has one device, that is without a mesh axis "env" in the context, and where
+    minibatch_size does not divide by the number of devices.
+    """
+    num_devices = jax.sharding.get_abstract_mesh().shape.get("env", 1)
+    if num_devices == 1 or rows.shape[-1] % num_devices:
+        return rows
+    return jax.lax.with_sharding_constraint(rows, PartitionSpec(*[None] * (rows.ndim - 1), "env"))
 
 
 def correlate(noise: jax.Array, normal: jax.Array, noise_steps: int) -> jax.Array:

@@ -90,7 +90,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     axes = read_axes(options.sweep, options.sweep_samples, config)
     num_lanes = count_settings(axes, options.sweep_samples) * options.num_seeds
     hosts.connect(options)
-    hosts.check_places(options, num_lanes)
+    hosts.check_places(options, num_lanes, config.num_envs)
     import_gymnax()
     algorithm = make(config)
     abstract_state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))

@@ -9,7 +9,6 @@ import pytest
 from helpers import SCRIPTS, small_config
 
 from runner.machine.devices import make_placement, make_segment, strong
-from runner.machine.memory import num_bytes
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -35,7 +34,7 @@ def test_the_segment_of_the_command_line_is_lowered_for_every_platform(script):
     algorithm, placement = importlib.import_module(script).make(small_config(script)), make_placement(2, 99)
     state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
     state = placement.abstract(state)
-    program = make_segment(lambda settings: algorithm, placement, num_bytes(state), capacity=4)
+    program = make_segment(lambda settings: algorithm, placement, state, capacity=4)
     assert exported(program, {}, state, np.int32(0), np.int32(4)).platforms == PLATFORMS
 
 

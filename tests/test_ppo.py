@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from reference import Adam, global_norm, mlp, normalized, numerical_gradient, simba, to_float64
 from scipy.stats import chisquare
 
+import common.random
 from common.random import shuffle
 from ppo import Config, Torso, Transition, gae, make
 
@@ -359,7 +360,7 @@ def test_no_update_follows_the_stop(script, monkeypatch):
     """A lane that stops in its first epoch ends as it would without the other epochs, though later minibatches may be
     below the target again. Rows come in order, so that the first epoch is the same."""
     module = importlib.import_module(script)
-    monkeypatch.setattr(module, "shuffle", lambda key, num_rows: jnp.arange(num_rows))
+    monkeypatch.setattr(common.random, "shuffle", lambda key, num_rows: jnp.arange(num_rows))
     fields = {"num_envs": 4, "num_steps": 6, "num_minibatches": 4, "hidden_sizes": (4,), "normalize_reward": True}
     config = module.Config("Probe-Recorder", 24, **fields, learning_rate=0.03, target_kl=0.01)
     config = replace(config, anneal_learning_rate=False)

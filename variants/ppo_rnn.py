@@ -53,8 +53,12 @@ from common.config import Fraction, NonNegative, Positive, validate
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import unroll
+<<<<<<< HEAD
 from common.random import shuffle
 from common.spaces import actor_obs, critic_obs, forbid, scale_action
+=======
+from common.random import shuffle_epochs
+>>>>>>> fe69efd (One lane over several devices: --devices-per-lane N)
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -455,9 +459,7 @@ def make(config: Config) -> Algorithm:
 
         # Update with shuffled minibatches.
         key, shuffle_key = jax.random.split(state.key)
-        epoch_keys = jax.random.split(shuffle_key, config.num_epochs)
-        rows = jax.vmap(shuffle, in_axes=(0, None))(epoch_keys, config.num_envs)
-        rows = rows.reshape(-1, minibatch_size)  # one minibatch per update
+        rows = shuffle_epochs(shuffle_key, config.num_epochs, config.num_envs, minibatch_size)
         body = partial(update_or_stop, optimizer, batch)
         (state, _), (metrics, is_update) = jax.lax.scan(body, (state.replace(key=key), True), rows)
 

@@ -28,6 +28,7 @@ class Options:
     checkpoint_buffer: bool = True  # save the replay buffer too; without it files are small but resuming is not exact
     resume: str = ""  # folder of a run to continue, or to extend with a larger --total-timesteps
     devices: int = 0  # number of devices of this host to use; 0: all; on a CPU a device is a core
+    devices_per_lane: int = 1  # number of devices that split the environments and minibatches of a lane
     lanes_per_batch: str = "auto"  # lanes (seeds x settings) trained at once, more in further batches; auto: what fits
     # precision of matrix products on a GPU or TPU; tf32 and bfloat16 are faster, but results then depend on the device
     matmul_precision: Literal["float32", "tf32", "bfloat16"] = "float32"
@@ -66,6 +67,8 @@ def check_options(options: Options) -> None:
     for name in ("sweep_samples", "eval_episodes", "devices"):
         if getattr(options, name) < 0:
             raise ValueError(f"{name} must not be negative, not {getattr(options, name)}")
+    if options.devices_per_lane < 1:
+        raise ValueError(f"devices_per_lane must be at least 1, not {options.devices_per_lane}")
     if options.eval_every != "auto":
         _check_interval(options.eval_every)
     if options.eval_max_steps < 1:

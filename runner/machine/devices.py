@@ -1,6 +1,8 @@
 """Placement of lanes on devices, and the compiled programs that train them.
 
-A lane is one seed of one setting. Lanes are the leading axis of every array and never exchange anything.
+A lane is one seed of one setting. Lanes are the leading axis of every array and never exchange anything. With
+--devices-per-lane N each lives on N devices, which split its environments and its minibatches: there XLA divides the
+program of the lane, and puts in what its devices have to exchange.
 """
 
 from collections.abc import Callable
@@ -17,6 +19,8 @@ CACHED_LANES = 8  # lanes trained together on a CPU core; more overflow the cach
 # For programs that do not train: LLVM's level 1 halves their compilation, and they run as fast.
 QUICK = {"xla_backend_optimization_level": 1}
 COPIED_BYTES = 8 * 2**20  # largest State of a lane that is copied in and out of a group, once per segment
+# Fields of State that every device of a lane holds whole: each reads all of it. The others belong to the environments.
+WHOLE = ("params", "target_params", "opt_state", "buffer")
 
 
 class Placement(NamedTuple):
@@ -24,10 +28,11 @@ class Placement(NamedTuple):
 
     num_padded: int
     num_groups: int  # per device, evaluated one after another, and trained so unless their State is large
-    sharding: NamedSharding
+    sharding: NamedSharding  # over the mesh axis "lane"
+    num_envs: int  # of a lane, split over the mesh axis "env"; 0: a lane has one device, and the mesh no such axis
 
     def on_devices(self, function: Callable, num_shared: int = 0) -> Callable:
-        """Call a function on each device with that device's lanes; devices never wait for each other.
+        """Call a function on each device with that device's lanes; only devices of one lane wait for each other.
 
         Its last `num_shared` arguments are the same for all lanes.
         """
@@ -36,7 +41,8 @@ class Placement(NamedTuple):
             lane, shared = PartitionSpec("lane"), PartitionSpec()
             specs = (lane,) * (len(args) - num_shared) + (shared,) * num_shared
             mesh = self.sharding.mesh
-            return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=lane, check_vma=False)(*args)
+            axes = {"in_specs": specs, "out_specs": lane, "axis_names": {"lane"}}
+            return jax.shard_map(function, mesh=mesh, check_vma=False, **axes)(*args)
 
         return called
 
@@ -57,13 +63,20 @@ class Placement(NamedTuple):
 
         return self.on_devices(mapped, num_shared)
 
+    def shardings(self, tree: Any) -> Any:
+        """Where the arrays [num_padded, ...] of a State, or of anything without environments, live."""
+
+        def choose(path, x):
+            field = jax.tree_util.keystr(path[:1], simple=True)
+            is_split = self.num_envs and field not in WHOLE and x.shape[1:2] == (self.num_envs,)
+            return self.sharding.update(spec=PartitionSpec("lane", "env")) if is_split else self.sharding
+
+        return jax.tree.map_with_path(choose, tree)
+
     def abstract(self, tree: Any) -> Any:
         """Shapes and dtypes of one lane -> those of all lanes, with padding and sharding."""
-
-        def spread(x):
-            return jax.ShapeDtypeStruct((self.num_padded, *x.shape), x.dtype, sharding=self.sharding)
-
-        return jax.tree.map(spread, tree)
+        padded = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.num_padded, *x.shape), x.dtype), tree)
+        return jax.tree.map(lambda x, sharding: x.update(sharding=sharding), padded, self.shardings(padded))
 
     def place(self, tree: Any) -> Any:
         """Pad arrays [num_lanes, ...] with copies of the last lane and spread them over the devices."""
@@ -71,7 +84,7 @@ class Placement(NamedTuple):
         def pad(x):
             return x if len(x) == self.num_padded else x[np.minimum(np.arange(self.num_padded), len(x) - 1)]
 
-        return jax.device_put(jax.tree.map(pad, tree), self.sharding)
+        return jax.device_put(jax.tree.map(pad, tree), self.shardings(tree))
 
 
 def to_host(tree: Any, num_lanes: int) -> Any:
@@ -85,14 +98,23 @@ def to_host(tree: Any, num_lanes: int) -> Any:
     return jax.tree.map(copy, tree)
 
 
-def make_placement(num_lanes: int, num_devices: int) -> Placement:
-    """Spread lanes evenly over the first local devices, and over no more devices than needed."""
-    on_device = -(-num_lanes // min(num_devices, jax.local_device_count()))
-    devices = jax.local_devices()[: -(-num_lanes // on_device)]
-    mesh = jax.make_mesh((len(devices),), ("lane",), axis_types=(AxisType.Auto,), devices=devices)
-    num_groups = -(-on_device // CACHED_LANES) if devices[0].platform == "cpu" else 1
-    num_padded = -(-on_device // num_groups) * num_groups * len(devices)
-    return Placement(num_padded, num_groups, NamedSharding(mesh, PartitionSpec("lane")))
+def make_placement(num_lanes: int, num_devices: int, devices_per_lane: int = 1, num_envs: int = 0) -> Placement:
+    """Spread lanes evenly over the first local devices, and over no more devices than needed.
+
+    Args:
+        devices_per_lane: a divisor of num_devices and of num_envs, the environments of a lane.
+    """
+    num_places = min(num_devices, jax.local_device_count()) // devices_per_lane
+    on_place = -(-num_lanes // num_places)
+    num_places = -(-num_lanes // on_place)
+    devices = jax.local_devices()[: num_places * devices_per_lane]
+    is_shared = devices_per_lane > 1
+    shape, axes = ((num_places, devices_per_lane), ("lane", "env")) if is_shared else ((num_places,), ("lane",))
+    mesh = jax.make_mesh(shape, axes, axis_types=(AxisType.Auto,) * len(axes), devices=devices)
+    num_groups = -(-on_place // CACHED_LANES) if devices[0].platform == "cpu" and not is_shared else 1
+    num_padded = -(-on_place // num_groups) * num_groups * num_places
+    sharding = NamedSharding(mesh, PartitionSpec("lane"))
+    return Placement(num_padded, num_groups, sharding, num_envs if is_shared else 0)
 
 
 def strong(tree: Any) -> Any:
@@ -113,23 +135,22 @@ def compile_init(make: Callable, placement: Placement, settings: Any) -> Callabl
         return strong(make(settings).init(key))
 
     key = placement.abstract(jax.eval_shape(jax.random.key, 0))
-    return compile_quickly(placement, placement.each(init), settings, key)
+    function = placement.each(init)
+    return compile_quickly(function, placement.shardings(jax.eval_shape(function, settings, key)), settings, key)
 
 
-def compile_quickly(placement: Placement, function: Callable, *inputs: Any) -> jax.stages.Compiled:
-    """Compile a function of abstract arrays that does not train."""
-    is_cpu = placement.sharding.mesh.devices.flat[0].platform == "cpu"
-    lowered = jax.jit(function, out_shardings=placement.sharding).lower(*inputs)
-    return lowered.compile(compiler_options=QUICK if is_cpu else {})
+def compile_quickly(function: Callable, shardings: Any, *inputs: Any) -> jax.stages.Compiled:
+    """Compile a function of abstract arrays that does not train; `shardings` are those of what it returns."""
+    lowered = jax.jit(function, out_shardings=shardings).lower(*inputs)
+    return lowered.compile(compiler_options=QUICK if jax.default_backend() == "cpu" else {})
 
 
 def compile_segment(make: Callable, placement: Placement, settings: Any, state: Any, capacity: int) -> Callable:
     """Compile `make_segment` for settings and state [num_padded, ...], which may be abstract."""
-    segment = make_segment(make, placement, num_bytes(state), capacity)
-    return segment.lower(settings, state, np.int32(0), np.int32(0)).compile()
+    return make_segment(make, placement, state, capacity).lower(settings, state, np.int32(0), np.int32(0)).compile()
 
 
-def make_segment(make: Callable, placement: Placement, state_bytes: int, capacity: int) -> Callable:
+def make_segment(make: Callable, placement: Placement, state: Any, capacity: int) -> Callable:
     """Make `(settings, state, start, stop) -> (state, metrics [num_padded, capacity])`, jitted.
 
     It runs iterations start to stop - 1. `stop` is an argument, so one compilation serves segments of every length up
@@ -137,7 +158,7 @@ def make_segment(make: Callable, placement: Placement, state_bytes: int, capacit
 
     Args:
         make: the settings of one lane, name -> [], to its Algorithm.
-        state_bytes: size of the State of all lanes.
+        state: of all lanes, may be abstract.
     """
 
     def segment(settings, state, start, stop):
@@ -152,7 +173,7 @@ def make_segment(make: Callable, placement: Placement, state_bytes: int, capacit
         records = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), shapes)
         return jax.lax.fori_loop(start, stop, iterate, (state, records))
 
-    num_groups = placement.num_groups if state_bytes <= placement.num_padded * COPIED_BYTES else 1
+    num_groups = placement.num_groups if num_bytes(state) <= placement.num_padded * COPIED_BYTES else 1
 
     def groups(settings, state, start, stop):
         size = len(jax.tree.leaves(state)[0]) // num_groups
@@ -167,7 +188,8 @@ def make_segment(make: Callable, placement: Placement, state_bytes: int, capacit
         return state, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), records)
 
     # The shardings are named since XLA would choose others for arrays without elements.
-    return jax.jit(placement.on_devices(groups, num_shared=2), donate_argnums=1, out_shardings=placement.sharding)
+    shardings = placement.shardings(state), placement.sharding
+    return jax.jit(placement.on_devices(groups, num_shared=2), donate_argnums=1, out_shardings=shardings)
 
 
 def is_finite(tree: Any) -> jax.Array:

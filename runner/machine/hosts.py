@@ -60,8 +60,9 @@ def _client() -> Any:
         return None
 
 
-def check_places(options: Options, num_lanes: int) -> None:
-    """Raise ValueError if there is no device here, or fewer than --devices, or too few lanes for all processes."""
+def check_places(options: Options, num_lanes: int, num_envs: int) -> None:
+    """Raise ValueError if there is no device here, or fewer than --devices, or too few lanes for all processes, or if
+    --devices-per-lane does not divide the devices or the environments of a lane."""
     try:
         jax.local_devices()
     except (RuntimeError, AssertionError) as error:  # JAX asserts that it has found one
@@ -70,6 +71,9 @@ def check_places(options: Options, num_lanes: int) -> None:
         raise ValueError(": ".join([what, *str(error).splitlines()[:1]])) from error
     if options.devices > jax.local_device_count():
         raise ValueError(f"devices = {options.devices}, but there are only {jax.local_device_count()} here")
+    for what, count in (("devices", options.devices or jax.local_device_count()), ("num_envs", num_envs)):
+        if count % options.devices_per_lane:
+            raise ValueError(f"devices_per_lane = {options.devices_per_lane} must divide {what} = {count}")
     if num_lanes < jax.process_count():
         raise ValueError(
             f"{jax.process_count()} processes need at least as many lanes (seeds x settings), not {num_lanes}"

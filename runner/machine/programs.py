@@ -27,10 +27,11 @@ class Programs:
 
     def __init__(self, experiment: Experiment, abstract_state: Any, num_lanes: int, num_devices: int):
         self.experiment, self.num_lanes = experiment, num_lanes
-        self.placement = make_placement(num_lanes, num_devices)
+        devices_per_lane, num_envs = experiment.options.devices_per_lane, experiment.config.num_envs
+        self.placement = make_placement(num_lanes, num_devices, devices_per_lane, num_envs)
         self.capacity = min(experiment.config.num_iterations, MAX_SEGMENT)  # iterations in a call
         settings = {name: jax.ShapeDtypeStruct((), x.dtype) for name, x in experiment.settings.items()}
-        self.settings, self.state = self.placement.abstract((settings, abstract_state))
+        self.settings, self.state = self.placement.abstract(settings), self.placement.abstract(abstract_state)
         self.compile_seconds = 0.0
         self.threads = ThreadPoolExecutor(max_workers=1)
 
@@ -94,7 +95,8 @@ class Programs:
                 return evaluate(env, act, memory, key, num_episodes, limit)
 
             inputs = self.settings, self.state, keys, np.uint32(0), np.uint32(0)
-            program = compile_quickly(self.placement, self.placement.each(play, num_shared=2, in_groups=True), *inputs)
+            function = self.placement.each(play, num_shared=2, in_groups=True)
+            program = compile_quickly(function, self.placement.sharding, *inputs)
             share = share_of_memory(program, self.placement.sharding.num_devices)
             if share <= 1 or num_episodes == 1:
                 return program, num_episodes
