@@ -13,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import (
+    ITERATIONS,
     Process,
     call,
     execute,
     flags,
+    named_leaves,
     path_of,
     saved_metrics,
     small_config,
@@ -154,6 +156,65 @@ def test_the_number_of_devices_can_be_limited():
     result = call("ppo", *small_run("ppo", devices=1000))
     assert result.status == 2
     assert re.fullmatch(r"error: devices = 1000, but there are only \d+ here\n", result.stderr)
+
+
+# -- Several devices per lane ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", ["ppo", "dqn"])
+def test_a_lane_on_two_devices_learns_as_on_one(script):
+    """The same State and metrics to rounding after an iteration, for half of the arithmetic on each device."""
+    import importlib
+
+    if jax.local_device_count() < 2:
+        pytest.skip("one device cannot share a lane")
+    changes = {"num_envs": 8, "hidden_sizes": (32,), "num_minibatches": 4} if script == "ppo" else {"num_envs": 8}
+    algorithm, flops, ends = importlib.import_module(script).make(small_config(script, **changes)), [], []
+    for devices_per_lane in (1, 2):
+        lanes = make_placement(2, devices_per_lane, devices_per_lane, num_envs=8)
+        keys = lanes.place(jax.vmap(jax.random.key)(np.arange(2)))
+        with jax.numpy_rank_promotion("allow"):  # distrax needs it
+            state = compile_init(lambda settings: algorithm, lanes, {})({}, keys)
+            segment = compile_segment(lambda settings: algorithm, lanes, {}, state, capacity=2)
+        assert state.obs.addressable_shards[0].data.shape[:2] == (2, 8 // devices_per_lane)
+        assert jax.tree.leaves(state.params)[0].is_fully_replicated
+        flops.append(segment.cost_analysis()["flops"])
+        state, metrics = segment({}, state, np.int32(0), np.int32(1))
+        ends.append(named_leaves(to_host((state, metrics), 2)))
+    assert flops[1] < 0.6 * flops[0]
+    for name, x in ends[0].items():
+        np.testing.assert_allclose(ends[1][name], x, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_a_run_with_several_devices_per_lane_and_its_end_with_one(folder):
+    """Three lanes on two pairs of devices, in a process that has four; another number of devices goes on with it."""
+    arguments = small_run("ppo", num_seeds=3)
+    result = execute(
+        path_of("ppo"), *arguments, *flags(name="pairs", devices_per_lane=2), cwd=folder, JAX_NUM_CPU_DEVICES="4"
+    )
+    assert result.status == 0, result
+    assert call("ppo", *arguments, *flags(name="one", devices=1)).status == 0
+    assert_same_beginning(*(saved_metrics(Path(*SAME, name)) for name in ("one", "pairs")))
+    more = flags(devices_per_lane=1, total_timesteps=small_config("ppo", ITERATIONS + 5).total_timesteps)
+    result = call("ppo", "--resume", str(Path(*SAME, "pairs")), *more)
+    assert result.status == 0, result
+    assert saved_metrics(Path(*SAME, "pairs"))["entropy"].shape == (3, ITERATIONS + 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices_per_lane": 0}, "devices_per_lane must be at least 1, not 0"),
+        ({"devices_per_lane": 2, "devices": 1}, "devices_per_lane = 2 must divide devices = 1"),
+        ({"devices_per_lane": 2, "devices": 2, "num_envs": 3}, "devices_per_lane = 2 must divide num_envs = 3"),
+    ],
+)
+def test_devices_that_cannot_share_a_lane(options, message, folder):
+    if options.get("devices", 1) > jax.local_device_count():
+        pytest.skip("needs two devices")
+    result = call("ppo", *small_run("ppo", **options))
+    assert (result.status, result.stderr) == (2, f"error: {message}\n")
+    assert not Path("runs").exists()
 
 
 # -- Batches -----------------------------------------------------------------------------------------------------------

@@ -29,9 +29,12 @@ def test_a_whole_run_is_lowered_for_every_platform(script):
     assert exported(jax.jit(train), jax.vmap(jax.random.key)(np.arange(2))).platforms == PLATFORMS
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_the_segment_of_the_command_line_is_lowered_for_every_platform(script):
-    algorithm, placement = importlib.import_module(script).make(small_config(script)), make_placement(2, 99)
+@pytest.mark.parametrize(("script", "devices_per_lane"), [*((script, 1) for script in SCRIPTS), ("ppo", 2)])
+def test_the_segment_of_the_command_line_is_lowered_for_every_platform(script, devices_per_lane):
+    if devices_per_lane > jax.local_device_count():
+        pytest.skip("needs two devices")
+    config = small_config(script)
+    algorithm, placement = importlib.import_module(script).make(config), make_placement(2, 2, devices_per_lane, 2)
     state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
     state = placement.abstract(state)
     program = make_segment(lambda settings: algorithm, placement, state, capacity=4)
