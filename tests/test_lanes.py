@@ -195,7 +195,7 @@ def test_a_run_with_several_devices_per_lane_and_its_end_with_one(folder):
     assert result.status == 0, result
     assert call("ppo", *arguments, *flags(name="one", devices=1)).status == 0
     assert_same_beginning(*(saved_metrics(Path(*SAME, name)) for name in ("one", "pairs")))
-    more = flags(devices_per_lane=1, total_timesteps=small_config("ppo", ITERATIONS + 5).total_timesteps)
+    more = flags(total_timesteps=small_config("ppo", ITERATIONS + 5).total_timesteps)
     result = call("ppo", "--resume", str(Path(*SAME, "pairs")), *more)
     assert result.status == 0, result
     assert saved_metrics(Path(*SAME, "pairs"))["entropy"].shape == (3, ITERATIONS + 5)

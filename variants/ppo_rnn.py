@@ -53,12 +53,8 @@ from common.config import Fraction, NonNegative, Positive, validate
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import unroll
-<<<<<<< HEAD
-from common.random import shuffle
-from common.spaces import actor_obs, critic_obs, forbid, scale_action
-=======
 from common.random import shuffle_epochs
->>>>>>> fe69efd (One lane over several devices: --devices-per-lane N)
+from common.spaces import actor_obs, critic_obs, forbid, scale_action
 
 # -- Config ----------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ from common.config import Fraction, NonNegative, Positive, PositiveFraction, val
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import scan_mean, unroll
-from common.random import shuffle
+from common.random import shuffle_epochs
 from common.spaces import choose_legal, forbid
 
 # -- Config ----------------------------------------------------------------------------------------
@@ -320,8 +320,7 @@ def make(config: Config) -> Algorithm:
 
         # Update with shuffled minibatches.
         key, shuffle_key = jax.random.split(state.key)
-        epoch_keys = jax.random.split(shuffle_key, config.num_epochs)
-        rows = jax.vmap(shuffle, (0, None))(epoch_keys, num_rows).reshape(-1, minibatch_size)
+        rows = shuffle_epochs(shuffle_key, config.num_epochs, num_rows, minibatch_size)
         state, metrics = scan_mean(partial(update, optimizer, batch), state.replace(key=key), rows)
 
         # Count the observations.

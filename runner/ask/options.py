@@ -42,7 +42,7 @@ class Options:
 
 # Options that may not change when a run is resumed, and those that describe a process instead of the run.
 FIXED = ("num_seeds", "seed", "sweep", "sweep_samples", "lanes_per_batch", "matmul_precision", "out", "name")
-PROCESS = ("resume", "coordinator", "num_processes", "process_id")
+PROCESS = ("resume", "devices_per_lane", "coordinator", "num_processes", "process_id")
 # Values of matmul_precision, with JAX's names for them.
 PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 
