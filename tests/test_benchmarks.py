@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import json
 import sys
 
 import pytest
@@ -15,7 +16,7 @@ def speed(monkeypatch):
     return importlib.import_module("speed")
 
 
-@pytest.mark.parametrize("name", ["environments", "kernels", "results", "scaling", "speed"])
+@pytest.mark.parametrize("name", ["devices", "environments", "kernels", "results", "scaling", "speed"])
 def test_a_benchmark_finds_the_modules_of_this_repository(name, tmp_path):
     result = execute(str(ROOT / "benchmarks" / f"{name}.py"), "--help", cwd=tmp_path, PYTHONPATH=None)
     assert (result.status, result.stderr) == (0, ""), result
@@ -66,6 +67,19 @@ def test_kernels_of_a_program_are_counted_once_for_each_round(tmp_path):
     )
     result = execute("count.py", cwd=tmp_path)
     assert result.stdout.strip() == "[(0, 'main.7', 1, 1), (1, 'body.1', 2, 5)]", result
+
+
+def test_collectives_of_a_lane_on_two_devices_are_counted(tmp_path):
+    settings = {"num_envs": 4, "num_steps": 4, "num_epochs": 1, "num_minibatches": 2, "hidden_sizes": [4]}
+    command = [str(ROOT / "benchmarks" / "devices.py"), "--rounds", "1", "--settings", json.dumps(settings)]
+    result = execute(*command, cwd=tmp_path, JAX_NUM_CPU_DEVICES="2")
+    assert result.status == 0, result
+    names, _, one, two = ([word.strip() for word in line.split("|")[1:-1]] for line in result.stdout.splitlines())
+    one, two = (dict(zip(names, row, strict=True)) for row in (one, two))
+    assert (one["devices"], one["all-gathers"], one["all-reduces"], one["share"]) == ("1", "0", "0", "0%")
+    assert two["devices"] == "2"
+    assert int(two["all-reduces"]) >= 2  # of the gradients
+    assert int(two["all-gathers"]) >= 1  # of the rollout
 
 
 @pytest.mark.parametrize("cases", ["CASES", "GPU_CASES"])
