@@ -28,6 +28,8 @@ from helpers import (
 import runner.machine.devices
 import runner.machine.memory
 import runner.machine.programs
+from common.buffer import draw_rows, init_buffer
+from common.random import shuffle_epochs
 from runner.folder.load import load
 from runner.machine.devices import compile_init, compile_segment, make_placement, to_host
 
@@ -161,15 +163,14 @@ def test_the_number_of_devices_can_be_limited():
 # -- Several devices per lane ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("script", ["ppo", "dqn"])
-def test_a_lane_on_two_devices_learns_as_on_one(script):
+def test_a_lane_on_two_devices_learns_as_on_one():
     """The same State and metrics to rounding after an iteration, for half of the arithmetic on each device."""
-    import importlib
+    import ppo
 
     if jax.local_device_count() < 2:
         pytest.skip("one device cannot share a lane")
-    changes = {"num_envs": 8, "hidden_sizes": (32,), "num_minibatches": 4} if script == "ppo" else {"num_envs": 8}
-    algorithm, flops, ends = importlib.import_module(script).make(small_config(script, **changes)), [], []
+    config = small_config("ppo", num_envs=8, hidden_sizes=(32,), num_minibatches=4)
+    algorithm, flops, ends = ppo.make(config), [], []
     for devices_per_lane in (1, 2):
         lanes = make_placement(2, devices_per_lane, devices_per_lane, num_envs=8)
         keys = lanes.place(jax.vmap(jax.random.key)(np.arange(2)))
@@ -184,6 +185,23 @@ def test_a_lane_on_two_devices_learns_as_on_one(script):
     assert flops[1] < 0.6 * flops[0]
     for name, x in ends[0].items():
         np.testing.assert_allclose(ends[1][name], x, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def draw_from_buffer(key, batch_size):
+    return draw_rows(init_buffer({"x": jnp.float32(0)}, 100).replace(count=jnp.int32(50)), key, (3, batch_size))
+
+
+@pytest.mark.parametrize("draw", [draw_from_buffer, lambda key, size: shuffle_epochs(key, 2, 2 * size, size)])
+def test_devices_of_a_lane_split_the_rows_of_minibatches(draw):
+    """The same rows as on one device; an odd number stays whole."""
+    if jax.local_device_count() < 2:
+        pytest.skip("one device cannot share a lane")
+    draw, key = jax.jit(draw, static_argnums=1), jax.random.key(0)
+    expected = draw(key, 8)
+    with jax.set_mesh(make_placement(1, 2, 2, num_envs=4).sharding.mesh):
+        even, odd = draw(key, 8), draw(key, 7)
+    assert [x.addressable_shards[0].data.shape[1] for x in (expected, even, odd)] == [8, 4, 7]
+    np.testing.assert_array_equal(even, expected)
 
 
 def test_a_run_with_several_devices_per_lane_and_its_end_with_one(folder):
