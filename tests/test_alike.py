@@ -115,7 +115,7 @@ def test_fields_of_the_replay_scripts_have_the_same_comments(script):
 
 # -- Size --------------------------------------------------------------------------------------------------------------
 
-MOST_LINES, MOST_WORDS, MOST_COLUMNS = 427, 2000, 100
+MOST_LINES, MOST_WORDS, MOST_COLUMNS = 426, 2000, 100
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -129,7 +129,12 @@ def test_a_script_stays_short_and_narrow(script):
 
 @pytest.mark.parametrize(
     ("script", "most_lines"),
-    [*((script, 160) for script in SCRIPTS), ("variants/ppo_rnn", 185), ("variants/sac_discrete", 160), ("variants/pqn", 140)],
+    [
+        *((script, 160) for script in SCRIPTS),
+        ("variants/ppo_rnn", 185),
+        ("variants/sac_discrete", 160),
+        ("variants/pqn", 140),
+    ],
 )
 def test_functions_stay_short(script, most_lines):
     make = next(n for n in ast.parse(source(script)).body if isinstance(n, ast.FunctionDef) and n.name == "make")
@@ -141,7 +146,7 @@ def test_functions_stay_short(script, most_lines):
 def test_the_kit_stays_small():
     modules = [path for path in (FOLDER / "common").glob("*.py") if path.name != "__init__.py"]
     assert len(modules) == 10
-    assert sum(len(path.read_text().splitlines()) for path in modules) <= 717
+    assert sum(len(path.read_text().splitlines()) for path in modules) <= 742
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -196,7 +201,7 @@ VARIANTS = {
         "ppo",
         {"Config", "Actor", "Critic", "Batch", "State", "Algorithm"},
         {"init", "act", "value", "explore", "loss", "update_or_stop", "evaluate", "learn", "step"},
-        160,
+        159,
     ),
     "variants/sac_discrete": (
         "sac",
@@ -209,7 +214,7 @@ VARIANTS = {
         "ppo",
         {"Config", "Torso", "Transition", "Batch", "State"},
         {"accumulate", "make_optimizer", "init", "act", "value", "explore", "update", "learn", "step"},
-        295,
+        300,
     ),
 }
 

@@ -144,7 +144,9 @@ UPDATES = pqn.Config(
     hidden_sizes=(6, 5),
 )
 CASES = {
-    "plain": replace(UPDATES, layer_norm=False, activation="tanh", max_grad_norm=0.1, learning_rate=0.05, anneal_learning_rate=False),
+    "plain": replace(
+        UPDATES, layer_norm=False, activation="tanh", max_grad_norm=0.1, learning_rate=0.05, anneal_learning_rate=False
+    ),
     "layer norm, normalised": replace(UPDATES, normalize_obs=True, q_lambda=0.9),
 }
 
