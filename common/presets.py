@@ -9,10 +9,20 @@ from common.config import ConfigType, check_value
 FOLDER = Path(__file__).resolve().parent.parent / "presets"
 
 
-def read_presets(script: str, config_class: type[ConfigType]) -> dict[str, ConfigType]:
-    """The Config of each environment that presets/<script>.toml names; empty if there is no such file.
+def read_presets(script: str, config_class: type[ConfigType], name: str = "") -> dict[str, ConfigType]:
+    """The Config of each environment that has a preset of this name in presets/<script>.toml; "": one without a name.
 
-    Each table `[[preset]]` has a list `envs` and the fields that differ from the defaults of `config_class`.
+    Raises:
+        ValueError: as `read_all_presets`.
+    """
+    return read_all_presets(script, config_class).get(name, {})
+
+
+def read_all_presets(script: str, config_class: type[ConfigType]) -> dict[str, dict[str, ConfigType]]:
+    """The Config of each environment, by the name of the preset and by the environment; empty if there is no file.
+
+    Each table `[[preset]]` has a list `envs` and the fields that differ from the defaults of `config_class`. A table
+    with a `name` is a second preset of its environments, such as one for a smaller machine.
 
     Raises:
         ValueError: naming the file and the table: an unknown field, an invalid value, an environment twice.
@@ -28,23 +38,27 @@ def read_presets(script: str, config_class: type[ConfigType]) -> dict[str, Confi
         raise ValueError(f"{path} must consist of tables [[preset]]")
     for number, table in enumerate(content["preset"], start=1):
         try:
-            for env, config in _read_table(table, config_class):
-                if env in presets:
-                    raise ValueError(f"{env} has a preset already")
-                presets[env] = config
+            name, configs = _read_table(table, config_class)
+            for config in configs:
+                if config.env in presets.setdefault(name, {}):
+                    raise ValueError(f"{config.env} has a preset{f' named {name}' if name else ''} already")
+                presets[name][config.env] = config
         except ValueError as error:
             raise ValueError(f"{path}, [[preset]] number {number}: {error}") from error
     return presets
 
 
-def _read_table(table: dict[str, typing.Any], config_class: type[ConfigType]) -> list[tuple[str, ConfigType]]:
-    """The environments of a table, with their Config."""
-    fields = {name: tuple(x) if isinstance(x, list) else x for name, x in table.items()}
-    envs, hints = fields.pop("envs", ()), typing.get_type_hints(config_class, include_extras=True)
+def _read_table(table: dict[str, typing.Any], config_class: type[ConfigType]) -> tuple[str, list[ConfigType]]:
+    """The name of a table, and the Config of each of its environments."""
+    fields = {field: tuple(x) if isinstance(x, list) else x for field, x in table.items()}
+    envs, name = fields.pop("envs", ()), fields.pop("name", "")
+    hints = typing.get_type_hints(config_class, include_extras=True)
     if not (isinstance(envs, tuple) and envs and all(isinstance(env, str) for env in envs)):
         raise ValueError('it needs envs = ["NAME", ...]')
-    for name, value in fields.items():
-        if name not in hints or name == "env":
-            raise ValueError(f"there is no setting {name}")
-        check_value(name, value, hints[name])
-    return [(env, config_class(env=env, **fields)) for env in envs]
+    if not isinstance(name, str) or ("name" in table and not name):
+        raise ValueError(f'name must be text, such as "small", not {name!r}')
+    for field, value in fields.items():
+        if field not in hints or field == "env":
+            raise ValueError(f"there is no setting {field}")
+        check_value(field, value, hints[field])
+    return name, [config_class(env=env, **fields) for env in envs]

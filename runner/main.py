@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import jax
 
 from common.suites import short_name
-from runner.ask.cli import check_not_swept, check_unchanged, fail, find_preset, look_ahead, parse
+from runner.ask.cli import check_not_swept, check_preset_name, check_unchanged, fail, find_preset, look_ahead, parse
 from runner.ask.options import PRECISIONS, Options
 from runner.ask.sweep import check_distinct, count_settings, make_settings, read_axes
 from runner.experiment import Experiment, Part, Result, join_results
@@ -109,7 +109,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
 
     return Run(
         experiment=experiment,
-        preset=find_preset(script, config_class, config.env),
+        preset=find_preset(script, config_class, config.env, options.preset),
         abstract_state=abstract_state,
         directory=Path(hosts.agree("directory", choose_folder)),
         parts=parts,
@@ -121,19 +121,20 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
 
 
 def ask(script: str, config_class: type) -> tuple[Any, Options, Record | None]:
-    """Read sys.argv. The defaults are the preset of the chosen environment, or with --resume the settings of that run.
+    """Read sys.argv. The defaults are the chosen preset of the environment, or with --resume the settings of that run.
 
     Returns:
         the Config, the options, and with --resume the record of the run.
 
     Raises:
         ValueError: an option with a value that it cannot have, no run to resume, one that was started with other
-            settings, or an error in the file of presets.
+            settings, no preset of this name, or an error in the file of presets.
     """
-    env, resume = look_ahead(config_class().env)
+    env, name, resume = look_ahead(config_class().env)
     if resume is None:
-        preset = find_preset(script, config_class, env)
-        source = env if preset else f"Config; {env} has no preset"
+        check_preset_name(script, config_class, env, name)
+        preset = find_preset(script, config_class, env, name)
+        source = f"{env}{f', preset {name}' if name else ''}" if preset else f"Config; {env} has no preset"
         config, options = parse(script, preset or config_class(env=env), Options(), source)
         check_not_swept(options.sweep)
         return config, options, None

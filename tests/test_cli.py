@@ -2,11 +2,14 @@
 
 import dataclasses
 import importlib
+import json
 import re
+import shlex
 import sys
+from pathlib import Path
 
 import pytest
-from helpers import ENVS, SCRIPTS, capture, presets
+from helpers import ENVS, ROOT, SCRIPTS, call, capture, presets
 
 from runner.ask.options import Options
 from runner.main import ask
@@ -155,6 +158,89 @@ def test_an_environment_without_a_preset_has_the_defaults(script):
     assert config == dataclasses.replace(module.Config(), env="MemoryChain-bsuite")
     text = help_of(script, "--env", "MemoryChain-bsuite")
     assert "The defaults are those of Config; MemoryChain-bsuite has no preset." in text
+
+
+NAMED = """
+[[preset]]
+envs = ["CartPole-v1", "Acrobot-v1"]
+num_envs = 64
+
+[[preset]]
+envs = ["CartPole-v1"]
+name = "small"
+num_envs = 2
+num_steps = 16
+num_epochs = 1
+num_minibatches = 2
+hidden_sizes = [8]
+total_timesteps = 64
+"""
+
+
+@pytest.fixture
+def named_presets(tmp_path, monkeypatch):
+    """Presets of PPO, one of them with a name."""
+    monkeypatch.setattr("common.presets.FOLDER", tmp_path)
+    (tmp_path / "ppo.toml").write_text(NAMED)
+
+
+@pytest.mark.usefixtures("named_presets")
+def test_a_preset_is_taken_by_its_name():
+    for words in (["--preset", "small"], ["--preset=small"], ["--env", "CartPole-v1:reset_period=1", "--preset=small"]):
+        config, options = parsed("ppo", *words)
+        assert (config.num_envs, config.num_steps, options.preset) == (2, 16, "small")
+    assert parsed("ppo", "--preset", "small", "--num-envs", "8")[0].num_envs == 8, "flags win"
+    config, options = parsed("ppo")
+    assert (config.num_envs, options.preset) == (64, "")
+
+
+@pytest.mark.usefixtures("named_presets")
+def test_help_shows_the_values_of_the_chosen_preset():
+    text = help_of("ppo", "--preset", "small")
+    assert "The defaults are those of CartPole-v1, preset small." in text
+    assert flag_helps(text)["num_envs"].endswith("(default: 2)")
+    assert "The defaults are those of CartPole-v1." in help_of("ppo")
+
+
+@pytest.mark.usefixtures("named_presets")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--preset", "smal"], "presets/ppo.toml has no preset smal for CartPole-v1, only small"),
+        (
+            ["--preset=small", "--env=Acrobot-v1"],
+            "presets/ppo.toml has no preset small for Acrobot-v1, nor any other with a name",
+        ),
+    ],
+)
+def test_a_name_that_no_preset_has_is_refused_in_one_line(words, message):
+    result = call("ppo", *words)
+    assert (result.status, result.stdout, result.stderr) == (2, "", f"error: {message}\n")
+
+
+@pytest.mark.usefixtures("named_presets", "compilations", "folder")
+def test_the_chosen_preset_is_recorded_and_the_command_of_the_best_setting_names_it():
+    words = ["--preset", "small", "--ent-coef", "0", "--sweep", "gamma=0.9,0.5", "--eval-episodes", "0"]
+    result = call("ppo", *words, "--name", "sweep")
+    assert result.status == 0, result
+    directory = Path("runs/ppo/CartPole-v1/sweep")
+    record, summary = (json.loads((directory / f"{name}.json").read_text()) for name in ("config", "summary"))
+    assert (record["options"]["preset"], record["config"]["num_envs"]) == ("small", 2)
+    rerun = shlex.split(summary["rerun"])
+    assert rerun[6:10] == ["--seed", "0", "--preset", "small"]
+    gamma = summary["settings"][summary["ranking"][0]]["gamma"]
+    assert sorted(rerun[10:]) == sorted(["--ent-coef", "0.0", "--gamma", str(gamma)]), "what differs from the preset"
+    Path("ppo.toml").write_text(NAMED.replace("small", "other"))  # read from the record, not from the file
+    result = call("ppo", "--resume", str(directory), "--total-timesteps", "96")
+    assert result.status == 0, result
+    assert "--preset" not in json.loads((directory / "summary.json").read_text())["rerun"]
+
+
+def test_a_resumed_run_keeps_its_preset():
+    run = str(ROOT / "tests" / "old_runs" / "ppo")
+    result = call("ppo", "--resume", run, "--preset", "small")
+    message = f'error: {run} was started with preset = "", not small; leave the flag out to resume\n'
+    assert (result.status, result.stdout, result.stderr) == (2, "", message)
 
 
 # -- Values ------------------------------------------------------------------------------------------------------------

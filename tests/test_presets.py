@@ -27,9 +27,9 @@ def read(tmp_path, monkeypatch):
     """Write a file of presets and read it."""
     monkeypatch.setattr("common.presets.FOLDER", tmp_path)
 
-    def write_and_read(text):
+    def write_and_read(text, *name):
         (tmp_path / "script.toml").write_text(text)
-        return read_presets("script", Config)
+        return read_presets("script", Config, *name)
 
     return write_and_read
 
@@ -57,8 +57,25 @@ activation = "relu"
     assert list(presets) == ["A-v0", "suite/B", "C-v0"]
 
 
+def test_a_table_may_have_a_name(read):
+    text = """
+[[preset]]
+envs = ["A-v0", "B-v0"]
+num_envs = 1_000
+
+[[preset]]
+envs = ["A-v0"]
+name = "small"
+num_envs = 2
+"""
+    assert read(text) == {"A-v0": Config("A-v0", 1000), "B-v0": Config("B-v0", 1000)}
+    assert read(text, "small") == {"A-v0": Config("A-v0", 2)}
+    assert read(text, "large") == {}
+
+
 def test_without_a_file_there_are_none():
     assert read_presets("no_such_script", Config) == {}
+    assert read_presets("no_such_script", Config, "small") == {}
 
 
 GOOD = '[[preset]]\nenvs = ["A-v0"]\n'
@@ -80,6 +97,10 @@ GOOD = '[[preset]]\nenvs = ["A-v0"]\n'
         ("[[preset]]\nnum_envs = 2", 'number 1: it needs envs = ["NAME", ...]'),
         ("[[preset]]\nenvs = 'A-v0'", 'number 1: it needs envs = ["NAME", ...]'),
         ("[[preset]]\nenvs = []", 'number 1: it needs envs = ["NAME", ...]'),
+        (GOOD + "[[preset]]\nenvs = ['A-v0']\nname = 'x'\ngamma = 2", "number 2: gamma must be between 0 and 1, not 2"),
+        (2 * (GOOD + "name = 'small'\n"), "number 2: A-v0 has a preset named small already"),
+        (GOOD + "name = 3", 'number 1: name must be text, such as "small", not 3'),
+        (GOOD + "name = ''", "number 1: name must be text, such as \"small\", not ''"),
         ("[[preset]]\nenvs = [1]", 'number 1: it needs envs = ["NAME", ...]'),
     ],
 )

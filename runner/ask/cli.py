@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import tyro
 
-from common.presets import read_presets
+from common.presets import read_all_presets, read_presets
 from common.suites import short_name
 from runner.ask.options import FIXED, Options, check_options, parse_integer
 
@@ -26,23 +26,37 @@ def shown_path(script: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
 
 
-def find_preset(script: str, config_class: type, env: str) -> Any:
+def find_preset(script: str, config_class: type, env: str, name: str = "") -> Any:
     """The preset of an environment, None without one; options behind a colon do not change which preset it takes.
 
     Raises:
         ValueError: the file of presets has an error.
     """
-    preset = read_presets(Path(script).stem, config_class).get(env.partition(":")[0])
+    preset = read_presets(Path(script).stem, config_class, name).get(_without_options(env))
     return preset and dataclasses.replace(preset, env=env)
 
 
-def look_ahead(env: str) -> tuple[str, str | None]:
-    """The values of --env, by default `env`, and --resume, or None: the defaults of all other flags depend on them."""
+def check_preset_name(script: str, config_class: type, env: str, name: str) -> None:
+    """Raise ValueError, with the names that there are, unless the environment has a preset of this name."""
+    env, algorithm = _without_options(env), Path(script).stem
+    names = [x for x, presets in read_all_presets(algorithm, config_class).items() if x and env in presets]
+    if name and name not in names:
+        others = f"only {', '.join(names)}" if names else "nor any other with a name"
+        raise ValueError(f"presets/{algorithm}.toml has no preset {name} for {env}, {others}")
+
+
+def _without_options(env: str) -> str:
+    return env.partition(":")[0]
+
+
+def look_ahead(env: str) -> tuple[str, str, str | None]:
+    """--env, by default `env`, --preset, and --resume, or None: the defaults of all other flags depend on them."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--env", default=env)
+    first.add_argument("--preset", default="")
     first.add_argument("--resume")
     known, _ = first.parse_known_args()
-    return short_name(known.env), known.resume
+    return short_name(known.env), known.preset, known.resume
 
 
 def parse(script: str, config: Any, options: Options, source: str) -> tuple[Any, Options]:
@@ -99,7 +113,12 @@ def check_unchanged(directory: str, saved: tuple[Any, Any], given: tuple[Any, An
             if before == after or may_change or (field.name == "total_timesteps" and after > before):
                 continue
             hint = "it may only grow" if field.name == "total_timesteps" else "leave the flag out to resume"
-            raise ValueError(f"{directory} was started with {field.name} = {before}, not {after}; {hint}")
+            change = f"{field.name} = {_shown(before)}, not {_shown(after)}"
+            raise ValueError(f"{directory} was started with {change}; {hint}")
+
+
+def _shown(value: Any) -> Any:
+    return '""' if value == "" else value
 
 
 def check_not_swept(sweeps: tuple[str, ...]) -> None:
@@ -111,11 +130,14 @@ def check_not_swept(sweeps: tuple[str, ...]) -> None:
             raise ValueError(f"{flag} is also swept and would have no effect; remove {flag} or --sweep {flag[2:]}")
 
 
-def rerun_command(script: str, config: Any, options: Options, defaults: Any, setting: dict[str, float]) -> str:
-    """The command that trains a Config with one setting of a sweep; `defaults` are those of its environment."""
+def rerun_command(script: str, config: Any, options: Options, preset: Any, setting: dict[str, float]) -> str:
+    """The command that trains a Config with one setting of a sweep; `preset`: that of the run, None without one."""
     flags = ["--env", config.env, "--num-seeds", options.num_seeds, "--seed", options.seed]
+    if preset and options.preset:
+        flags += ["--preset", options.preset]
     if options.matmul_precision != Options.matmul_precision:
         flags += ["--matmul-precision", options.matmul_precision]
+    defaults = preset or type(config)(env=config.env)
     for name, value in (dataclasses.asdict(config) | setting).items():
         if value != getattr(defaults, name):
             flag = name.replace("_", "-")

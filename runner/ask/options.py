@@ -14,6 +14,9 @@ class Options:
 
     num_seeds: int = 1  # seeds trained in parallel; seed i has the key jax.random.key(SEED + i)
     seed: int = 0  # first seed
+    # name of a preset in presets/<script>.toml, whose values are the defaults, such as small, which suits a CPU where
+    # the preset without a name needs a GPU; empty: the one without a name
+    preset: str = ""
     # float setting to vary, in one compilation: learning-rate=1e-4,3e-4 or =log:1e-5:1e-2:16 or =lin:LOW:HIGH:COUNT
     sweep: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     sweep_samples: int = 0  # number of random settings drawn from the ranges of --sweep; 0: train the whole grid
@@ -41,7 +44,7 @@ class Options:
 
 
 # Options that may not change when a run is resumed, and those that describe a process instead of the run.
-FIXED = ("num_seeds", "seed", "sweep", "sweep_samples", "lanes_per_batch", "matmul_precision", "out", "name")
+FIXED = ("num_seeds", "seed", "preset", "sweep", "sweep_samples", "lanes_per_batch", "matmul_precision", "out", "name")
 PROCESS = ("resume", "devices_per_lane", "coordinator", "num_processes", "process_id")
 # Values of matmul_precision, with JAX's names for them.
 PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}

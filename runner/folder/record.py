@@ -149,7 +149,7 @@ def read_options(record: Record) -> Options:
 
 def _known_fields(record: Record, content: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """The fields that `defaults` has, from `content` where it has them too."""
-    if missing := {name: x for name, x in defaults.items() if name not in content}:
+    if missing := {name: x for name, x in defaults.items() if name not in content and x != ""}:  # "": not used
         values = ", ".join(f"{name} = {x}" for name, x in missing.items())
         print(f"note: {record.path} is of another version and lacks {values} (the default)", file=sys.stderr)
     if unknown := sorted(content.keys() - defaults.keys()):

@@ -48,8 +48,8 @@ def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
         ranked_by = "eval_episode_return" if "eval_episode_return" in scores else "training_return"
         final = np.where(is_healthy, scores[ranked_by], np.nan)  # one that diverged is last
         settings = [summarize(x) for x in experiment.by_setting(final)]
-        ranking, defaults = rank(settings), preset or type(config)()
-        rerun = rerun_command(experiment.script, config, options, defaults, experiment.setting(ranking[0]))
+        ranking = rank(settings)
+        rerun = rerun_command(experiment.script, config, options, preset, experiment.setting(ranking[0]))
         summary |= {"settings": entries, "ranked_by": ranked_by, "ranking": ranking, "rerun": rerun}
     else:
         summary |= entries[0]
