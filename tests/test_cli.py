@@ -5,14 +5,20 @@ import importlib
 import json
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import pytest
 from helpers import ENVS, ROOT, SCRIPTS, call, capture, presets
 
 from runner.ask.options import Options
+from runner.experiment import Experiment
 from runner.main import ask
+from runner.tell.progress import print_header
 
 
 @pytest.fixture(params=SCRIPTS)
@@ -236,8 +242,32 @@ def test_the_chosen_preset_is_recorded_and_the_command_of_the_best_setting_names
     assert "--preset" not in json.loads((directory / "summary.json").read_text())["rerun"]
 
 
-def test_a_resumed_run_keeps_its_preset():
-    run = str(ROOT / "tests" / "old_runs" / "ppo")
+@pytest.mark.usefixtures("named_presets")
+@pytest.mark.parametrize(
+    ("env", "platform", "options", "is_said"),
+    [
+        ("CartPole-v1", "cpu", {}, True),
+        ("CartPole-v1:reset_period=1", "cpu", {}, True),
+        ("CartPole-v1", "gpu", {}, False),
+        ("CartPole-v1", "tpu", {}, False),
+        ("CartPole-v1", "cpu", {"preset": "small"}, False),
+        ("CartPole-v1", "cpu", {"resume": "runs/x"}, False),
+        ("Acrobot-v1", "cpu", {}, False),
+    ],
+)
+def test_a_preset_of_gpu_size_is_said_to_be_one_on_a_cpu(env, platform, options, is_said, monkeypatch, capsys):
+    device = SimpleNamespace(platform=platform, device_kind="it", memory_stats=lambda: {"bytes_limit": 2**40})
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    config = dataclasses.replace(presets("ppo")[env.partition(":")[0]], env=env)
+    print_header(Experiment("ppo.py", None, config, Options(**options), {}), True, 1, jnp.zeros(3))
+    line = "this preset is of GPU size, 499,712 env steps per seed; on a CPU, --preset small takes 64\n"
+    output = capsys.readouterr().out
+    assert (line in output) == is_said
+    assert ("GPU size" in output) == is_said
+
+
+def test_a_resumed_run_keeps_its_preset(folder):
+    run = shutil.copytree(ROOT / "tests" / "old_runs" / "ppo", "run")
     result = call("ppo", "--resume", run, "--preset", "small")
     message = f'error: {run} was started with preset = "", not small; leave the flag out to resume\n'
     assert (result.status, result.stdout, result.stderr) == (2, "", message)

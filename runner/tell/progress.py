@@ -10,6 +10,7 @@ from typing import IO, Any
 import jax
 import numpy as np
 
+from runner.ask.cli import find_preset
 from runner.experiment import Experiment, Part, Progress
 from runner.machine.evaluation import MAX_EVALUATIONS, MAX_STEPS_RATIO, auto_evaluations
 from runner.machine.memory import describe_state
@@ -19,7 +20,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 def print_header(experiment: Experiment, has_preset: bool, num_devices: int, abstract_state: Any) -> None:
-    """Print what is trained, on which devices, how many lanes fit their memory, and if there are few evaluations."""
+    """Print what is trained, on which devices, how many lanes fit their memory, and what a user may not expect."""
     config, options = experiment.config, experiment.options
     last = options.seed + options.num_seeds - 1
     seeds = f"seeds {options.seed} to {last}" if options.num_seeds > 1 else f"seed {options.seed}"
@@ -30,12 +31,23 @@ def print_header(experiment: Experiment, has_preset: bool, num_devices: int, abs
     if not (has_preset or options.resume):
         print(f"presets/{experiment.algorithm}.toml has no preset for this environment: Config's defaults are used")
     steps = f"{config.env_steps(config.num_iterations):,} env steps per seed in {config.num_iterations:,} iterations"
-    print(f"{steps}; {describe_state(abstract_state, num_devices)}", flush=True)
+    print(f"{steps}; {describe_state(abstract_state, num_devices)}")
+    if has_preset and not options.preset and not options.resume and jax.local_devices()[0].platform == "cpu":
+        _name_small_preset(experiment)
     number = auto_evaluations(experiment)
     if options.eval_episodes and options.eval_every == "auto" and number < MAX_EVALUATIONS:
         count = "1 evaluation" if number == 1 else f"{number} evaluations"
         more = f"more than {MAX_STEPS_RATIO} times the env steps of training"
-        print(f"{count} instead of {MAX_EVALUATIONS}, which could take {more}; --eval-every N overrides", flush=True)
+        print(f"{count} instead of {MAX_EVALUATIONS}, which could take {more}; --eval-every N overrides")
+    sys.stdout.flush()
+
+
+def _name_small_preset(experiment: Experiment) -> None:
+    """Say on a CPU that the preset is of GPU size, where the environment has another one, named small."""
+    config = experiment.config
+    if small := find_preset(experiment.script, type(config), config.env, "small"):
+        steps, fewer = (f"{x.env_steps(x.num_iterations):,}" for x in (config, small))
+        print(f"this preset is of GPU size, {steps} env steps per seed; on a CPU, --preset small takes {fewer}")
 
 
 def latest_return(metrics: dict[str, np.ndarray]) -> float:
