@@ -1,16 +1,20 @@
-"""Kernels that an iteration of a script launches on a GPU, counted without a GPU.
+"""Kernels that an iteration of a script launches on a GPU, and its memory there, without a GPU.
 
     python -m venv cuda && cuda/bin/pip install -r requirements.txt "jax[cuda13]"  # 5 GB
     cuda/bin/python benchmarks/kernels.py                                          # the table of README.md
     cuda/bin/python benchmarks/kernels.py ppo --list                               # every kernel, loop by loop
     cuda/bin/python benchmarks/kernels.py ppo --settings '{"env": "Pendulum-v1"}'  # other fields of its Config
+    cuda/bin/python benchmarks/kernels.py ppo --env brax/ant                       # its preset; --preset: a named one
 
 A single lane on a GPU is bound by launches, about a microsecond each, so this number says how fast it is. XLA compiles
 for the GPU of TARGET, which need not be there. Autotuning needs one and is off: it chooses other kernels on the device,
 but hardly another number of them. A loop's body counts once for each of its rounds, one of unknown length once.
+Memory is what the compiled program says of itself: the state of the lanes, which it overwrites, and what it allocates
+while it runs.
 """
 
 import argparse
+import dataclasses
 import importlib
 import json
 import os
@@ -19,6 +23,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # the check asks the driver, which is not there
 os.environ["JAX_PLATFORMS"] = "cpu,cuda"
@@ -32,6 +37,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import common  # noqa: F401  # before gymnax starts JAX
+from runner.ask.cli import check_preset_name, find_preset
 
 jax.default_backend = lambda: "gpu"  # the scripts ask, to unroll their loops
 jax.config.update("jax_default_matmul_precision", "float32")  # as the scripts run
@@ -48,6 +54,8 @@ platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 10 }
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
+# Bytes of the device's memory that JAX takes when it starts (XLA_PYTHON_CLIENT_MEM_FRACTION, by default 0.75).
+AVAILABLE = 0.75 * int(re.search(r"device_memory_size: (\d+)", TARGET).group(1))
 # Operations of a compiled program that launch a kernel (or a copy, which costs as much).
 KERNELS = {"fusion", "custom-call", "copy", "sort", "dynamic-update-slice", "dynamic-slice", "dot", "reduce", "gather"}
 KERNELS |= {"scatter", "concatenate", "transpose", "convert", "add", "select", "broadcast", "iota"}
@@ -114,12 +122,29 @@ def count(
                 yield from count(bodies, branch, rounds, depth + 1)
 
 
-def compile_iteration(script: str, lanes: int, settings: dict) -> tuple[str, int]:
-    """The program of one iteration, compiled for TARGET, as text, and the env steps of one lane in it."""
-    module = importlib.import_module(script)
-    fields = {name: tuple(x) if isinstance(x, list) else x for name, x in settings.items()}
-    config = module.Config(**fields)
-    algorithm = module.make(config)
+def read_config(script: str, env: str, preset: str, settings: dict) -> Any:
+    """The Config of a preset, or of SETTINGS where no environment is named, with some fields changed.
+
+    Raises:
+        ValueError: the environment has no such preset.
+    """
+    config_class = importlib.import_module(script).Config
+    config = config_class(**_fields(SETTINGS.get(script, {})))
+    if env:
+        check_preset_name(script, config_class, env, preset)
+        config = find_preset(script, config_class, env, preset)
+    if not config:
+        raise ValueError(f"presets/{script}.toml has no preset for {env}")
+    return dataclasses.replace(config, **_fields(settings))
+
+
+def _fields(settings: dict) -> dict:
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in settings.items()}
+
+
+def compile_iteration(script: str, lanes: int, config: Any) -> jax.stages.Compiled:
+    """The program of one iteration, compiled for TARGET."""
+    algorithm = importlib.import_module(script).make(config)
     topology = topologies.get_topology_desc(
         platform="cuda", topology_name="gpu", topology="1x1x1", target_config=TARGET
     )
@@ -131,8 +156,20 @@ def compile_iteration(script: str, lanes: int, settings: dict) -> tuple[str, int
     keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((lanes,), jnp.uint32))
     state = jax.tree.map(place, jax.eval_shape(jax.vmap(algorithm.init), keys))
     step = jax.jit(jax.vmap(algorithm.step, in_axes=(0, None)), donate_argnums=0)
-    program = step.lower(state, place(jax.ShapeDtypeStruct((), jnp.int32))).compile()
-    return program.as_text(), config.env_steps(1) - config.env_steps(0)
+    return step.lower(state, place(jax.ShapeDtypeStruct((), jnp.int32))).compile()
+
+
+def count_bytes(program: jax.stages.Compiled) -> int:
+    """Device memory of a program: arguments, temporaries, and results that do not overwrite an argument."""
+    memory = program.memory_analysis()
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return memory.argument_size_in_bytes + memory.temp_size_in_bytes + results
+
+
+def describe_bytes(num_bytes: float) -> str:
+    """GiB, and what there is if that is less."""
+    more = f", more than the {AVAILABLE / 2**30:.1f} that JAX takes" if num_bytes > AVAILABLE else ""
+    return f"{num_bytes / 2**30:.3g}{more}"
 
 
 def print_kernels(depth: int, name: str, kernels: list[str], rounds: int) -> None:
@@ -148,26 +185,30 @@ def main() -> None:
     """Read the command line, compile, count and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("scripts", nargs="*", default=list(SETTINGS), help="such as ppo; by default the four")
+    parser.add_argument("--env", default="", help="environment whose preset is compiled; without: SETTINGS")
+    parser.add_argument("--preset", default="", help="name of its preset, such as small")
     parser.add_argument("--lanes", type=int, default=1, help="seeds that the program trains")
     parser.add_argument("--settings", type=json.loads, default={}, help="JSON, fields of the Config")
     parser.add_argument("--list", action="store_true", help="also print each kernel")
     arguments = parser.parse_args()
-    print("| script | lanes | env steps an iteration | kernels an iteration | kernels an env step | compile, s |")
-    print("|---|---|---|---|---|---|")
-    for script in arguments.scripts:
-        started = time.perf_counter()
-        settings = SETTINGS.get(script, {}) | arguments.settings
-        text, steps = compile_iteration(script, arguments.lanes, settings)
+    try:
+        configs = [read_config(x, arguments.env, arguments.preset, arguments.settings) for x in arguments.scripts]
+    except ValueError as error:
+        parser.error(str(error))
+    columns = ("env steps an iteration", "kernels an iteration", "kernels an env step", "memory, GiB", "compile, s")
+    print(f"| script | environment | lanes | {' | '.join(columns)} |")
+    print("|---" * (3 + len(columns)) + "|")
+    for script, config in zip(arguments.scripts, configs, strict=True):
+        started, steps = time.perf_counter(), config.env_steps(1) - config.env_steps(0)
+        program = compile_iteration(script, arguments.lanes, config)
         seconds = time.perf_counter() - started
-        computations = list(count(*read_computations(text)))
+        computations = list(count(*read_computations(program.as_text())))
         if arguments.list:
             for computation in computations:
                 print_kernels(*computation)
         total = sum(len(kernels) * rounds for _, _, kernels, rounds in computations)
-        print(
-            f"| {script} | {arguments.lanes} | {steps:,} | {total:,} | {total / steps:.1f} | {seconds:.0f} |",
-            flush=True,
-        )
+        row = f"{steps:,} | {total:,} | {total / steps:.1f} | {describe_bytes(count_bytes(program))} | {seconds:.0f}"
+        print(f"| {script} | {config.env} | {arguments.lanes} | {row} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -82,6 +82,34 @@ def test_collectives_of_a_lane_on_two_devices_are_counted(tmp_path):
     assert int(two["all-gathers"]) >= 1  # of the rollout
 
 
+BYTES = {"argument": 7, "output": 6, "alias": 5, "temp": 3}  # alias: results that overwrite an argument
+BYTES = {f"{name}_size_in_bytes": size for name, size in BYTES.items()}
+
+
+def test_the_memory_of_a_preset(tmp_path):
+    """State and temporaries, and whether they fit; the fields are those of the preset, of a named one, or changed."""
+    (tmp_path / "small.py").write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})\n"
+        "from types import SimpleNamespace\n"
+        "import kernels\n"
+        f"memory = SimpleNamespace(**{BYTES!r})\n"
+        "print(kernels.count_bytes(SimpleNamespace(memory_analysis=lambda: memory)))\n"
+        "print(kernels.describe_bytes(1.5 * 2**30), kernels.describe_bytes(70 * 2**30), sep=', ')\n"
+        "read = lambda *words: kernels.read_config('ppo', *words).total_timesteps\n"
+        "env = 'Breakout-MinAtar'\n"
+        "print(read(env, '', {}), read(env, 'small', {}), read(env, '', {'total_timesteps': 9000}))\n"
+        "sys.argv = ['kernels.py', 'ppo', '--env', env, '--preset', 'tiny']\n"
+        "kernels.main()\n"
+    )
+    result = execute("small.py", cwd=tmp_path)
+    lines = ["11", "1.5, 70, more than the 59.3 that JAX takes", "10000000 1000000 9000"]
+    assert result.stdout.splitlines() == lines, result
+    assert (result.status, result.stderr.splitlines()[-1]) == (
+        2,
+        "kernels.py: error: presets/ppo.toml has no preset tiny for Breakout-MinAtar, only small",
+    )
+
+
 @pytest.mark.parametrize("cases", ["CASES", "GPU_CASES"])
 def test_the_scripts_take_the_settings_of_every_case(speed, cases):
     names = [case.name for case in getattr(speed, cases)]
