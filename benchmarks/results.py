@@ -2,21 +2,26 @@
 
     python benchmarks/results.py                          # every pair that has no raw file yet
     python benchmarks/results.py --only ppo/CartPole-v1   # this one, again, next to what is recorded
+    python benchmarks/results.py --gpu                    # the pairs of GPU size, on a GPU, instead of the others
     python benchmarks/results.py --report                 # pages and pictures, from the raw files alone
 
-A pair is trained on seeds 0 to 19 with the preset of its script, evaluated 20 times while it trains (32 whole episodes
+A pair is trained on seeds 0 to 19 with a preset of its script, evaluated 20 times while it trains (32 whole episodes
 for each seed) and at the end over 100 whole episodes for each seed. A training run that was stopped is continued, and
 one that has ended is not repeated: remove its folder, `runs/<script>/<env>/results`, to train it afresh. The raw file
-`results/raw/<script>-<env>.json` has the commands, every seed's curve and final score, and the machine.
+`results/raw/<script>-<env>.json` has the commands, every seed's curve and final score, and the machine. Folder and
+file of a preset with a name end in `-<name>`.
 """
 
 import argparse
 import importlib
 import json
+import multiprocessing
 import re
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -47,30 +52,31 @@ STYLES = {"ppo": "-", "dqn": "--", "sac": "-.", "td3": ":"}
 
 @dataclass(frozen=True)
 class Pair:
-    """A script, an environment, and what is known of them."""
+    """A script, an environment, which of its presets, and what is known of them."""
 
     script: str
     env: str
     bar: float | None = None  # a greedy return that counts as solved
     published: str = "none"  # the best published number, its env steps and its source
     num_seeds: int = 20
-    total_timesteps: int | None = None  # where it is not the preset's
+    preset: str = ""  # its name; "": the one without
 
     @property
     def name(self) -> str:
-        """`ppo/CartPole-v1`."""
-        return f"{self.script}/{self.env}"
+        """`ppo/CartPole-v1`, with a named preset `ppo/brax/reacher/small`."""
+        return "/".join(filter(None, [self.script, self.env, self.preset]))
 
     @property
     def path(self) -> Path:
         """The raw file."""
-        return RAW / f"{self.script}-{re.sub('[/:=]', '-', self.env)}.json"
+        return RAW / f"{re.sub('[/:=]', '-', self.name)}.json"
 
 
-HEADLINE = "Classic control"
+HEADLINE, GPU = "Classic control", "Presets of GPU size"
 # Zoo: RL Baselines3 Zoo, one agent, deterministic evaluation. SLM: SLM-Lab 5, 4 seeds, training return.
 # blines: gymnax-blines, 1 seed, 164 rollouts with sampled actions. OPEN: PPO with tuned Adam, by which
-# rl-learned-optimization normalises.
+# rl-learned-optimization normalises. REPPO, Playground, Brax and
+# Craftax: REMARKS.
 FAMILIES = {
     HEADLINE: [
         Pair("ppo", "CartPole-v1", 475.0, "500 at 100k (Zoo)"),
@@ -87,11 +93,11 @@ FAMILIES = {
         Pair("td3", "MountainCarContinuous-v0", 94.0, "93.5 at 300k (Zoo, Ornstein-Uhlenbeck noise)"),
     ],
     "MinAtar, as gymnax has it": [
-        Pair("ppo", "Asterix-MinAtar", None, "15.0 (OPEN), 17.8 (blines), at 10M", 5, 1_000_000),
-        Pair("ppo", "Breakout-MinAtar", None, "50.1 (OPEN), 43.4 (blines), at 10M", 5, 1_000_000),
-        Pair("ppo", "Freeway-MinAtar", None, "61.8 (OPEN), 58.8 (blines), at 10M", 5, 1_000_000),
-        Pair("ppo", "SpaceInvaders-MinAtar", None, "167 (OPEN), 132 (blines), at 10M", 5, 1_000_000),
-        Pair("ppo", "Seaquest-MinAtar", num_seeds=5, total_timesteps=1_000_000),
+        Pair("ppo", "Asterix-MinAtar", None, "15.0 (OPEN), 17.8 (blines), at 10M", 5, "small"),
+        Pair("ppo", "Breakout-MinAtar", None, "50.1 (OPEN), 43.4 (blines), at 10M", 5, "small"),
+        Pair("ppo", "Freeway-MinAtar", None, "61.8 (OPEN), 58.8 (blines), at 10M", 5, "small"),
+        Pair("ppo", "SpaceInvaders-MinAtar", None, "167 (OPEN), 132 (blines), at 10M", 5, "small"),
+        Pair("ppo", "Seaquest-MinAtar", num_seeds=5, preset="small"),
         Pair("dqn", "Asterix-MinAtar", num_seeds=5),
         Pair("dqn", "Breakout-MinAtar", num_seeds=5),
         Pair("dqn", "Freeway-MinAtar", num_seeds=5),
@@ -119,12 +125,24 @@ FAMILIES = {
         Pair("ppo", "brax/inverted_pendulum", num_seeds=5),
         Pair("sac", "brax/inverted_pendulum", num_seeds=5),
         Pair("td3", "brax/inverted_pendulum", num_seeds=5),
-        Pair("ppo", "brax/reacher", num_seeds=5),
+        Pair("ppo", "brax/reacher", num_seeds=5, preset="small"),
         Pair("sac", "brax/reacher", num_seeds=5),
         Pair("td3", "brax/reacher", num_seeds=5),
-        Pair("ppo", "brax/hopper:backend=spring", num_seeds=5),
+        Pair("ppo", "brax/hopper:backend=spring", num_seeds=5, preset="small"),
         Pair("sac", "brax/hopper:backend=spring", num_seeds=5),
         Pair("td3", "brax/hopper:backend=spring", num_seeds=5),
+    ],
+    GPU: [
+        Pair("ppo", "playground/CartpoleBalance", None, "1000 (REPPO); 1000 at 60M (Playground)", 3),
+        Pair("ppo", "playground/CheetahRun", None, "748 (REPPO); 825 at 60M (Playground)", 3),
+        Pair("ppo", "playground/WalkerWalk", None, "847 (REPPO); 969 at 60M (Playground)", 3),
+        Pair("ppo", "brax/ant:backend=positional", None, "about 5,850 at 25M (Brax)", 3),
+        Pair("ppo", "craftax/Craftax-Classic-Symbolic-v1", None, "90 % of the optimum at 1,000M (Craftax)", 3),
+        Pair("ppo", "Asterix-MinAtar", None, "15.0 (OPEN), 17.8 (blines), at 10M"),
+        Pair("ppo", "Breakout-MinAtar", None, "50.1 (OPEN), 43.4 (blines), at 10M"),
+        Pair("ppo", "Freeway-MinAtar", None, "61.8 (OPEN), 58.8 (blines), at 10M"),
+        Pair("ppo", "SpaceInvaders-MinAtar", None, "167 (OPEN), 132 (blines), at 10M"),
+        Pair("ppo", "Seaquest-MinAtar"),
     ],
 }
 PAIRS = [pair for pairs in FAMILIES.values() for pair in pairs]
@@ -133,15 +151,29 @@ PAIRS = [pair for pairs in FAMILIES.values() for pair in pairs]
 # -- Training --------------------------------------------------------------------------------------
 
 
+def pairs_to_train(only: list[str], gpu: bool) -> list[Pair]:
+    """The pairs of these names, or all that have no raw file yet; either those of GPU size or the others.
+
+    Raises:
+        ValueError: a name that none of them has.
+    """
+    pairs = [pair for pair in PAIRS if (pair in FAMILIES[GPU]) == gpu]
+    if unknown := set(only) - {pair.name for pair in pairs}:
+        hint = "; add --gpu" if unknown <= {pair.name for pair in FAMILIES[GPU]} else ""
+        raise ValueError(f"unknown: {', '.join(unknown)}{hint}; there are {', '.join(pair.name for pair in pairs)}")
+    return [pair for pair in pairs if pair.name in only or (not only and not pair.path.exists())]
+
+
 def train(pair: Pair, out: Path) -> dict[str, Any]:
     """Train a pair, or continue it, and return what its raw file says."""
-    folder = out / pair.script / pair.env / "results"
+    name = "-".join(filter(None, ["results", pair.preset]))
+    folder = out / pair.script / pair.env / name
     train_command = [f"{pair.script}.py", "--env", pair.env, "--num-seeds", str(pair.num_seeds)]
-    if pair.total_timesteps is not None:
-        train_command += ["--total-timesteps", str(pair.total_timesteps)]
+    if pair.preset:
+        train_command += ["--preset", pair.preset]
     if (folder / "config.json").exists() and read(folder / "config.json")["config"] != settings(pair):
         sys.exit(f"{folder} was trained with other settings than the preset of today: remove it")
-    begin = [*train_command, "--out", str(out), "--name", "results"]
+    begin = [*train_command, "--out", str(out), "--name", name]
     if not (folder / "timing.json").exists():
         call([f"{pair.script}.py", "--resume", str(folder)] if (folder / "config.json").exists() else begin)
         (folder / "timing.json").write_bytes((folder / "summary.json").read_bytes())
@@ -162,16 +194,14 @@ def train(pair: Pair, out: Path) -> dict[str, Any]:
         "eval_env_steps": steps.tolist(),
         "eval_episode_return": [[round(float(x), 3) for x in row] for row in returns],  # [num_seeds, num_evaluations]
         "final_episode_return": [round(x, 3) for x in summary["eval_episode_return"]["per_seed"]],  # [num_seeds]
-        "random_episode_return": round(random_return(pair.env), 3),
+        "random_episode_return": round(in_a_process(random_return, pair.env), 3),
     }
 
 
 def settings(pair: Pair) -> dict[str, Any]:
     """The settings of a pair, as config.json has them."""
     script = importlib.import_module(pair.script)
-    config = find_preset(pair.script, script.Config, pair.env) or script.Config(env=pair.env)
-    if pair.total_timesteps is not None:
-        config = replace(config, total_timesteps=pair.total_timesteps)
+    config = find_preset(pair.script, script.Config, pair.env, pair.preset) or script.Config(env=pair.env)
     return json.loads(json.dumps(asdict(config)))
 
 
@@ -188,6 +218,12 @@ def random_return(name: str) -> float:
         return evaluate(env, act, act_key, key, RANDOM_EPISODES, episode_limit(env, MAX_STEPS))
 
     return float(play(jax.random.key(0), jax.random.key(1))["episode_return"].mean())
+
+
+def in_a_process(function: Callable[[str], float], argument: str) -> float:
+    """Call a function in a process of its own: on a GPU JAX takes most of the memory until its process ends."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, argument).result()
 
 
 def call(command: list[str]) -> None:
@@ -217,7 +253,7 @@ def cells(pair: Pair, raw: dict[str, Any], folder: Path) -> dict[str, str]:
         seeds = f"{(scores >= pair.bar).sum()} of {seeds} reach {pair.bar:g}"
     return {
         "script": f"[`{pair.script}.py`]({pair.path.relative_to(folder)})",
-        "environment": pair.env,
+        "environment": pair.env + (f", {pair.preset}" if pair.preset else ""),
         "env steps per seed": f"{raw['eval_env_steps'][-1]:,}",
         "IQM": f"{x['iqm']:.{digits}f}",
         "95 % interval": f"{x['ci_low']:.{digits}f} to {x['ci_high']:.{digits}f}",
@@ -233,11 +269,12 @@ def cells(pair: Pair, raw: dict[str, Any], folder: Path) -> dict[str, str]:
 INTRODUCTION = """\
 # Results
 
-Made by `python benchmarks/results.py`; `--only <script>/<environment>` repeats a row. Each row is the preset of the
-script on seeds 0 to 19, or 0 to 4 where `seeds` says 5; the settings of PPO, of DQN on CartPole, and all for the
-MountainCars, bsuite, misc, and Brax' reacher and hopper, were chosen on seeds 1000 and up. Scores are greedy returns
-after training, over 100 whole episodes for each seed: the interquartile mean (IQM) over seeds with its 95 % bootstrap
-interval, the mean, and the worst seed.
+Made by `python benchmarks/results.py`; `--only <script>/<environment>` repeats a row. Each row is a preset of the
+script, the one whose name follows the environment or else that without a name, on seeds 0 to 19, or on the first ones
+where `seeds` is less. But for those of GPU size, which are published ones, the settings of PPO, of DQN on CartPole, and
+all for the MountainCars, bsuite, misc, and Brax' reacher and hopper, were chosen on seeds 1000 and up. Scores are
+greedy returns after training, over 100 whole episodes for each seed: the interquartile mean (IQM) over seeds with its
+95 % bootstrap interval, the mean, and the worst seed.
 The name of the script leads to the raw file with the commands, the settings, the curve and the score of every seed,
 the commit, the versions and the machine. `time` is the whole training command for all seeds together, on one or two
 cores that often had other work.
@@ -257,7 +294,12 @@ SHORT = (
 REMARKS = {
     "MinAtar, as gymnax has it": """\
 No sticky actions, the fewest actions, and at most 1,000 steps in an episode (Freeway 2,500): not the MinAtar of Young &
-Tian (2019). The published scores take ten times the steps; PPO's preset is for as many, and has few updates in 1M.""",
+Tian (2019). The published scores take ten times the steps, as does PPO's preset without a name; `small` has few
+updates in 1M.""",
+    GPU: """\
+Made by `python benchmarks/results.py --gpu`, on the GPU that the raw file names. REPPO is the PPO with which its
+authors compare, whose settings are those of the preset; Playground its own PPO, five seeds, as they measured it; Brax a
+plot of its notebook; Craftax the paper.""",
     "Brax": """\
 `inverted_pendulum` and `reacher` use the backend `generalized`, the default, and `hopper` uses `spring`, which is six
 times faster (see README.md); returns of different backends cannot be compared.""",
@@ -379,20 +421,20 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], help="pairs such as dqn/Acrobot-v1, trained again")
+    parser.add_argument("--gpu", action="store_true", help="train the pairs of GPU size instead of the others")
     parser.add_argument("--report", action="store_true", help="train nothing")
     parser.add_argument("--out", type=Path, default=ROOT / "runs", help="folder of the training runs")
     arguments = parser.parse_args()
-    unknown = set(arguments.only) - {pair.name for pair in PAIRS}
-    if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(pair.name for pair in PAIRS)}")
+    try:
+        pairs = pairs_to_train(arguments.only, arguments.gpu)
+    except ValueError as error:
+        parser.error(str(error))
     RAW.mkdir(parents=True, exist_ok=True)
-    if not arguments.report:
-        for pair in PAIRS:
-            if pair.name in arguments.only or (not arguments.only and not pair.path.exists()):
-                recorded = read(pair.path) if pair.path.exists() else None
-                raw = train(pair, arguments.out.resolve())
-                pair.path.write_text(dump(raw))
-                show(pair, raw, recorded)
+    for pair in pairs if not arguments.report else ():
+        recorded = read(pair.path) if pair.path.exists() else None
+        raw = train(pair, arguments.out.resolve())
+        pair.path.write_text(dump(raw))
+        show(pair, raw, recorded)
     raws = {pair: read(pair.path) for pair in PAIRS if pair.path.exists()}
     (FOLDER / "RESULTS.md").write_text(report(raws))
     README.write_text(with_headline(README.read_text(), raws))

@@ -70,9 +70,9 @@ ITERATIONS = 40
 SECONDS = 300.0  # after which a process is given up
 
 
-def presets(script: str) -> dict:
-    """The presets of a script, each environment's Config."""
-    return read_presets(script, importlib.import_module(script).Config)
+def presets(script: str, name: str = "") -> dict:
+    """The presets of a script with this name, each environment's Config."""
+    return read_presets(script, importlib.import_module(script).Config, name)
 
 
 # -- Command lines -----------------------------------------------------------------------------------------------------

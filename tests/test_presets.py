@@ -1,13 +1,16 @@
 """The files of presets: what they may say, and that a mistake in one is a line with the file and the table."""
 
 import dataclasses
+import importlib
 from dataclasses import dataclass
 from typing import Literal
 
 import pytest
+from helpers import ROOT
 
+import ppo
 from common.config import Fraction
-from common.presets import read_presets
+from common.presets import read_all_presets, read_presets
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,40 @@ num_envs = 2
 def test_without_a_file_there_are_none():
     assert read_presets("no_such_script", Config) == {}
     assert read_presets("no_such_script", Config, "small") == {}
+
+
+class EnvironmentNeeded(Exception):
+    """Raised where `make` would make the environment: it has checked its Config before."""
+
+
+def reach_environment(script, config, monkeypatch):
+    """Call `make` up to there."""
+
+    def make_env(_):
+        raise EnvironmentNeeded
+
+    module = importlib.import_module(script)
+    monkeypatch.setattr(module, "make_env", make_env)
+    with pytest.raises(EnvironmentNeeded):
+        module.make(config)
+
+
+@pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "presets").glob("*.toml")))
+def test_every_preset_passes_the_checks_of_make(script, monkeypatch):
+    """Of every name: values, and numbers that must divide each other; no environment is made."""
+    by_name = read_all_presets(script, importlib.import_module(script).Config)
+    for presets in by_name.values():
+        for config in presets.values():
+            reach_environment(script, config, monkeypatch)
+    for env, small in by_name.get("small", {}).items():
+        large = by_name[""][env]
+        assert small.total_timesteps < large.total_timesteps, env
+        assert small.num_envs <= large.num_envs, env
+
+
+def test_a_preset_that_make_refuses_is_noticed(monkeypatch):
+    with pytest.raises(ValueError, match="num_minibatches = 7 must divide 512 rows"):
+        reach_environment("ppo", ppo.Config(num_minibatches=7), monkeypatch)
 
 
 GOOD = '[[preset]]\nenvs = ["A-v0"]\n'

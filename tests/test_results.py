@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 
@@ -60,7 +61,7 @@ def test_a_raw_file_is_whole(pair):
 def test_a_raw_file_is_of_the_preset_of_today(pair):
     """Options that came after the recording are off."""
     now, recorded = results.settings(pair), RAWS[pair]["config"]
-    defaults = dataclasses.asdict(importlib.import_module(pair.script).Config())
+    defaults = json.loads(json.dumps(dataclasses.asdict(importlib.import_module(pair.script).Config())))
     assert recorded == {name: now[name] for name in recorded}
     assert all(now[name] == defaults[name] for name in now.keys() - recorded.keys())
 
@@ -83,6 +84,43 @@ def test_normalised_returns_are_0_for_random_actions_and_1_at_the_bar():
     np.testing.assert_allclose(returns[:, -1], [1.0, 0.5])
     np.testing.assert_allclose(returns[0, [0, 8, 13]], [0.0, 0.0, 0.25], atol=1e-12)  # 10, 50 and 75 % of the steps
     assert results.normalized_returns({results.Pair("ppo", "no bar"): raw}) == {}
+
+
+def test_names_and_raw_files_are_of_one_pair_each():
+    for values in ({pair.name for pair in results.PAIRS}, {pair.path for pair in results.PAIRS}):
+        assert len(values) == len(results.PAIRS)
+
+
+def test_pairs_of_gpu_size_are_started_with_gpu_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "RAW", tmp_path)  # nothing is recorded
+    large = results.FAMILIES[results.GPU]
+    assert results.pairs_to_train([], gpu=True) == large
+    assert results.pairs_to_train([], gpu=False) == [pair for pair in results.PAIRS if pair not in large]
+    assert results.pairs_to_train(["ppo/Breakout-MinAtar"], gpu=True) == [large[6]]
+    with pytest.raises(ValueError, match="unknown: ppo/Breakout-MinAtar; add --gpu; there are ppo/CartPole-v1, "):
+        results.pairs_to_train(["ppo/Breakout-MinAtar"], gpu=False)
+
+
+def test_the_pairs_of_gpu_size_stand_on_the_page_before_they_are_measured():
+    names = [pair.name for pair in results.FAMILIES[results.GPU]]
+    assert f"## {results.GPU}" in results.report({})
+    assert f"Not measured yet: {', '.join(names)}." in results.report({})
+
+
+@pytest.mark.parametrize(("preset", "flags"), [("", []), ("small", ["--preset", "small"])])
+def test_a_pair_is_trained_with_its_preset(preset, flags, tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr(results, "call", lambda command: commands.append(command) or sys.exit())
+    with pytest.raises(SystemExit):
+        results.train(results.Pair("ppo", "brax/reacher", num_seeds=5, preset=preset), tmp_path)
+    ((script, *words),) = commands
+    where = ["--out", str(tmp_path), "--name", "results-small" if preset else "results"]
+    assert [script, *words] == ["ppo.py", "--env", "brax/reacher", "--num-seeds", "5", *flags, *where]
+
+
+def test_random_actions_are_played_in_a_process_that_ends():
+    """Else the memory that JAX takes on a GPU would lack when the next pair is trained."""
+    assert results.in_a_process(eval, "__import__('os').getpid()") != os.getpid()
 
 
 def test_unknown_pairs_are_refused():
