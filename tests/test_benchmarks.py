@@ -6,7 +6,9 @@ import json
 import sys
 
 import pytest
-from helpers import ROOT, execute, rank_promotion
+from helpers import ROOT, execute, presets, rank_promotion
+
+import sac
 
 
 @pytest.fixture
@@ -16,7 +18,9 @@ def speed(monkeypatch):
     return importlib.import_module("speed")
 
 
-@pytest.mark.parametrize("name", ["devices", "environments", "kernels", "results", "scaling", "speed"])
+@pytest.mark.parametrize(
+    "name", ["devices", "environments", "kernels", "results", "scaling", "speed", "try_presets"]
+)
 def test_a_benchmark_finds_the_modules_of_this_repository(name, tmp_path):
     result = execute(str(ROOT / "benchmarks" / f"{name}.py"), "--help", cwd=tmp_path, PYTHONPATH=None)
     assert (result.status, result.stderr) == (0, ""), result
@@ -30,6 +34,21 @@ def test_the_cost_of_environments(tmp_path):
         (row,) = csv.DictReader(file)
     assert row["environment"] == "CartPole-v1"
     assert float(row["steps_per_s"]) > 0
+
+
+def test_presets_of_gpu_size_are_tried_with_fewer_environments(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    module = importlib.import_module("try_presets")
+    for script in module.SCRIPTS:
+        large = presets(script)
+        for env in presets(script, "small"):
+            config = module.shrink(large[env])
+            assert config.num_iterations == 2
+            assert config.env_steps(2) <= 13_000 < large[env].env_steps(2)
+    other = {env: module.shrink(sac.Config(env=env, hidden_sizes=(8,))) for env in ("Pendulum-v1", "Nothing-v0")}
+    monkeypatch.setattr(module, "read_presets", lambda *_: other)
+    assert module.try_preset("sac", "Pendulum-v1").startswith("| sac | Pendulum-v1 | ok | ")
+    assert module.try_preset("sac", "Nothing-v0").startswith("| sac | Nothing-v0 | error: unknown environment ")
 
 
 PROGRAM = """
