@@ -118,9 +118,24 @@ def test_a_pair_is_trained_with_its_preset(preset, flags, tmp_path, monkeypatch)
     assert [script, *words] == ["ppo.py", "--env", "brax/reacher", "--num-seeds", "5", *flags, *where]
 
 
-def test_random_actions_are_played_in_a_process_that_ends():
-    """Else the memory that JAX takes on a GPU would lack when the next pair is trained."""
+def test_random_actions_are_played_in_a_process_that_ends(tmp_path, monkeypatch):
+    """On a GPU JAX takes most of the memory until its process ends: the next pair needs it."""
     assert results.in_a_process(eval, "__import__('os').getpid()") != os.getpid()
+    pair = results.Pair("ppo", "Catch-bsuite", num_seeds=2)
+    folder = tmp_path / "ppo" / "Catch-bsuite" / "results"
+    summary = {"timing": {"wall_seconds": 1}, "eval_episode_return": {"per_seed": [0.5, 1.0]}}
+    summary |= dict.fromkeys(("device", "platform", "python", "packages"), "")
+
+    def call(_):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps({"config": results.settings(pair), "git_commit": ""}))
+        (folder / "summary.json").write_text(json.dumps(summary))
+        np.savez(folder / "metrics.npz", eval_env_steps=[0, 9], eval_episode_return=[[0.0, 0.5], [0.0, 1.0]])
+
+    monkeypatch.setattr(results, "call", call)
+    monkeypatch.setattr(results, "evaluate", lambda *_: pytest.fail("played in this process"))
+    monkeypatch.setattr(results, "in_a_process", lambda _, env: -0.64 if env == pair.env else None)
+    assert results.train(pair, tmp_path)["random_episode_return"] == -0.64
 
 
 def test_unknown_pairs_are_refused():
