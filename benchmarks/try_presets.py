@@ -3,7 +3,7 @@
     python benchmarks/try_presets.py                    # all of them; each of Playground compiles for minutes
     python benchmarks/try_presets.py --only ppo/brax/ant
 
-It shows that the settings fit the environment, and that every metric and parameter stays finite. A preset is of GPU
+It shows that the settings fit the environment, and that every loss and parameter stays finite. A preset is of GPU
 size if its environment has another one, named `small`.
 """
 
@@ -23,6 +23,7 @@ import jax.numpy as jnp
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from common.environment import episode_metrics  # noqa: E402
 from common.presets import read_presets  # noqa: E402
 
 SCRIPTS = ("ppo", "sac", "td3")
@@ -54,7 +55,9 @@ def try_preset(script: str, env: str) -> str:
         state, metrics = jax.jit(module.make_train(config))(jax.random.key(0))
     except ValueError as error:
         return f"| {script} | {env} | error: {error} | |"
-    finite = {name: jnp.isfinite(x).all() for name, x in metrics.items() if not name.startswith("episode_")}
+    for name in episode_metrics(state.env_state):
+        del metrics[name]  # NaN where no episode has ended
+    finite = {name: jnp.isfinite(x).all() for name, x in metrics.items()}
     finite |= {"params": jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(state.params)]).all()}
     wrong = ", ".join(name for name, is_finite in finite.items() if not is_finite)
     result = f"error: not finite: {wrong}" if wrong else "ok"
