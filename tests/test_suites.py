@@ -14,6 +14,7 @@ from gymnax.environments import spaces
 from helpers import ROOT, capture, rank_promotion
 
 from common.environment import Environment, EnvState, make_env
+from common.physics import guard_physics
 from common.suites import Suite, suites
 from common.suites import __main__ as listing
 from runner.render import play_episode
@@ -156,16 +157,31 @@ def test_the_stream_is_that_of_the_suite_and_a_limit_is_not_an_end(suite):
     assert not np.allclose(obs[1:][ended], info["final_observation"][ended])
 
 
-def test_physics_that_is_no_longer_finite_ends_the_episode():
-    pytest.importorskip("mujoco_playground")
-    suite = make_env(SMALL["playground"]).suite
+@pytest.mark.parametrize("suite", ["brax", "playground"])
+def test_physics_that_is_no_longer_finite_ends_the_episode(suite):
+    pytest.importorskip({"playground": "mujoco_playground"}.get(suite, suite))
+    suite = make_env(SMALL[suite]).suite
     _, state = jax.jit(suite.reset)(jax.random.key(0))
-    broken = state.replace(data=state.data.replace(qvel=state.data.qvel * jnp.nan))
+    broken = jax.tree.map(lambda x: x * jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else x, state)
+    step = jax.jit(suite.step)
     for before, is_broken in ((state, False), (broken, True)):
-        obs, _, reward, terminated, info = jax.jit(suite.step)(jax.random.key(1), before, jnp.zeros(1))
-        assert jnp.isfinite(obs).all()
-        assert jnp.isfinite(reward)
+        obs, _, reward, terminated, info = step(jax.random.key(1), before, jnp.zeros(1))
+        assert all(jnp.isfinite(x).all() for x in jax.tree.leaves((obs, reward, info)))
         assert (bool(terminated), bool(info["physics_failed"])) == (is_broken, is_broken)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("what", ["obs", "reward"])
+def test_the_guard_leaves_only_finite_numbers_and_changes_no_others(what, bad):
+    """Also a metric of the step that failed: its mean over episodes would say that the lane has diverged."""
+    obs, reward, metrics = jnp.array([1.0, 2.0]), jnp.float32(3), {"speed": jnp.float32(4), "count": jnp.int32(5)}
+    told = guard_physics(obs, reward, jnp.bool_(False), metrics)
+    jax.tree.map(np.testing.assert_array_equal, told, (obs, reward, False, metrics | {"physics_failed": False}))
+    assert guard_physics(obs, reward, jnp.bool_(True), metrics)[2], "an end of the suite's own stays one"
+    obs, reward = (obs.at[1].set(bad), reward) if what == "obs" else (obs, jnp.float32(bad))
+    told = guard_physics(obs, reward, jnp.bool_(False), metrics | {"speed": jnp.float32(bad)})
+    expected = np.zeros(2), 0, True, {"speed": 0, "count": 0, "physics_failed": True}
+    jax.tree.map(np.testing.assert_array_equal, told, expected)
 
 
 def one_by_one(function):

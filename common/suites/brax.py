@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from common import suites
+from common.physics import guard_physics
 
 REQUIREMENT = "brax==0.14.2"
 
@@ -25,7 +26,11 @@ def names() -> list[str]:
 
 
 class Suite(suites.Suite):
-    """One environment. Its metrics, such as `x_velocity`, are those of an episode's last step."""
+    """One environment. Its metrics, such as `x_velocity`, are those of an episode's last step.
+
+    Physics that is no longer finite ends the episode as a termination, with finite observation and reward; the metric
+    `physics_failed` is the share of episodes that ended so.
+    """
 
     max_episode_steps = 1000  # as brax.envs.create, and as in published results
     reset_period = 0
@@ -51,7 +56,9 @@ class Suite(suites.Suite):
     def step(self, key: jax.Array, state: Any, action: jax.Array):
         """`-> obs, state, reward, terminated, info`; Brax' `done` is a fall, never the limit."""
         state = self.env.step(state, action)
-        return state.obs, state, state.reward, state.done.astype(bool), dict(state.metrics)
+        done = state.done.astype(bool)
+        obs, reward, terminated, info = guard_physics(state.obs, state.reward, done, dict(state.metrics))
+        return obs, state, reward, terminated, info
 
     def renderer(self):
         """The file's ending, and a function that writes a page with an animation in three dimensions."""

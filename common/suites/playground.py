@@ -8,9 +8,9 @@ import subprocess
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from common import suites
+from common.physics import guard_physics
 
 REQUIREMENT = "playground==0.2.0"
 
@@ -62,11 +62,9 @@ class Suite(suites.Suite):
             return state, (state.reward, state.done)
 
         state, (rewards, done) = jax.lax.scan(once, state, length=self.repeat)
-        obs, reward = self._obs(state), rewards.sum()
-        is_finite = jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves((obs, reward))]).all()
-        obs, reward = jax.tree.map(lambda x: jnp.where(is_finite, x, 0.0), (obs, reward))
-        info = dict(state.metrics) | {"physics_failed": ~is_finite}
-        return obs, state, reward, done.any() | ~is_finite, info
+        guarded = guard_physics(self._obs(state), rewards.sum(), done.any(), dict(state.metrics))
+        obs, reward, terminated, info = guarded
+        return obs, state, reward, terminated, info
 
     def _obs(self, state: Any) -> Any:
         if not isinstance(state.obs, dict):
