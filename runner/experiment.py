@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from common.environment import make_env
 from runner.ask.options import Options
 from runner.ask.sweep import short_texts
 
@@ -101,6 +102,11 @@ class Experiment:
     def make_lane(self, settings: dict[str, jax.Array]) -> Any:
         """The Algorithm of one lane; settings: swept field -> []."""
         return self.make(dataclasses.replace(self.config, **settings))
+
+    @cached_property
+    def episode_metrics(self) -> set[str]:
+        """Names of the metrics that are means over episodes: NaN in an iteration in which none ended."""
+        return {"episode_return", "episode_length", *make_env(self.config.env).scalars}
 
     def env_steps(self, num_iterations: int) -> np.ndarray:
         """Env steps of one lane at the end of each of the first iterations, int64 [num_iterations]."""

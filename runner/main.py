@@ -169,6 +169,6 @@ def conclude(run: Run, results: dict[Part, Result]) -> None:
         run.tracker.log_result(env_steps, result)
     is_stopped = bool(run.stop.received)
     is_written = report(experiment, run.preset, directory, result, run.timing, is_stopped)
-    run.tracker.finish(result.scores)
+    run.tracker.finish(result)
     if not (is_written or is_stopped):
         raise SystemExit(1)

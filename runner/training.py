@@ -30,7 +30,7 @@ from runner.machine.programs import Programs
 from runner.machine.stop import StopSignal
 from runner.tell.progress import ProgressDisplay, print_header
 from runner.tell.timing import Timing
-from runner.tell.tracking import Tracker
+from runner.tell.tracking import Tracker, with_health
 
 SECONDS_PER_SEGMENT = 1.0  # target duration of a segment
 
@@ -133,7 +133,7 @@ class Run:
                 self.timing.add_training(elapsed, (config.env_steps(end) - config.env_steps(start)) * part.num_lanes)
                 length = int(np.clip((end - start) / elapsed * seconds, 1, self.programs.capacity))
                 progress = Progress(end, state, append_metrics(progress.metrics, records), progress.evaluations)
-                self.log(part, self.experiment.env_steps(end)[start:], records)
+                self.log(part, self.experiment.env_steps(end)[start:], with_health(self.experiment, records))
                 if end in evaluated:
                     progress = self.record(part, progress, self.evaluate(part, progress))
                 display.update(progress, records)

@@ -997,6 +997,7 @@ def test_seeds_that_diverge_are_named(script, env):
     assert "): seed 5, seed 6\n" in result.stdout
     said = re.findall(r"diverged by [\d,]+ env steps \(a metric is not finite\): (.+)\n", result.stdout)
     assert sorted(", ".join(said).split(", ")) == ["seed 5", "seed 6"]
+    assert re.search(r" / [\d,]+ steps  .*  2 of 2 lanes diverged  0 s left\n", result.stdout)
     directory = directory_of(script, "wild", env)
     summary = json.loads((directory / "summary.json").read_text(), parse_constant=pytest.fail)
     assert summary["diverged_seeds"] == [5, 6]
@@ -1325,6 +1326,33 @@ def test_wandb_gets_the_evaluations_of_all_parts_in_the_order_of_their_env_steps
     evaluated = {x["env_steps"]: x["eval_episode_return"] for x in logged if "eval_episode_return" in x}
     expected = metrics["eval_episode_return"].mean(axis=0)
     assert evaluated == dict(zip(metrics["eval_env_steps"].tolist(), expected.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("lanes_per_batch", ["auto", "2"])
+def test_wandb_gets_the_share_of_healthy_lanes_with_every_record(lanes_per_batch, monkeypatch):
+    """The second lane of each batch has diverged, also in records without an episode. The IQM would be 1."""
+    import wandb
+
+    def compile_segment(*args):
+        def poisoned(settings, state, start, stop):
+            state, records = segment(settings, state, start, stop)
+            lost = jnp.arange(len(records["grad_norm"])) == 1
+            return state, records | {"grad_norm": jnp.where(lost[:, None], jnp.nan, records["grad_norm"])}
+
+        segment = compiled(*args)
+        poisoned.memory_analysis = segment.memory_analysis
+        return poisoned
+
+    runs, compiled = [], runner.machine.programs.compile_segment
+    monkeypatch.setattr(wandb, "init", lambda **_: runs.append(FakeRun([])) or runs[-1])
+    monkeypatch.setattr(runner.machine.programs, "compile_segment", compile_segment)
+    arguments = small_run("ppo", 4, num_seeds=5, wandb="offline", lanes_per_batch=lanes_per_batch, eval_every="64")
+    result = call("ppo", *arguments)
+    assert_finished(result)
+    shares = [values["is_healthy"] for run in runs for values in run.logged if "grad_norm" in values]
+    assert shares == 4 * ([0.8] if lanes_per_batch == "auto" else [0.6])
+    assert runs[0].summary["is_healthy"] == shares[0]
+    assert "1 of 5 lanes diverged" in result.stdout or lanes_per_batch == "2"
 
 
 # -- Output that nobody reads ------------------------------------------------------------------------------------------

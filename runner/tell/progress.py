@@ -14,7 +14,7 @@ from runner.ask.cli import find_preset
 from runner.experiment import Experiment, Part, Progress
 from runner.machine.evaluation import MAX_EVALUATIONS, MAX_STEPS_RATIO, auto_evaluations
 from runner.machine.memory import describe_state
-from runner.tell.statistics import finite_lanes, iqm
+from runner.tell.statistics import finite_records, iqm
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -135,7 +135,9 @@ class ProgressDisplay:
         text = f"{speed:,.0f} steps/s  return {latest_return(progress.metrics):.1f}"
         if progress.evaluations:
             text += f"  greedy {iqm(progress.evaluations['eval_episode_return'][:, -1]):.1f}"
-        self._warn(steps, finite_lanes(records))
+        self._warn(steps, finite_records(records, self.experiment.episode_metrics).all(axis=1))
+        if self.diverged.any():
+            text += f"  {self.diverged.sum():,} of {len(self.diverged):,} lanes diverged"
         if self.bar:
             self.bar.update(self.task, completed=steps, description=text)
         elif steps >= self.total_steps or elapsed - self.last_line >= SECONDS_BETWEEN_LINES:

@@ -11,7 +11,7 @@ from runner.tell.statistics import (
     Curve,
     evaluation_curve,
     final_return,
-    finite_lanes,
+    finite_records,
     learning_curve,
     rank,
     summarize,
@@ -33,7 +33,8 @@ def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
     """All numbers of a report."""
     config, options, scores = experiment.config, experiment.options, dict(result.scores)
     num_cut = int(scores.pop("eval_cut_episodes", np.zeros(1)).sum())
-    is_healthy = scores.pop("is_healthy") & finite_lanes(result.metrics)
+    is_healthy = healthy_lanes(experiment, result)
+    del scores["is_healthy"]
     if "eval_episode_return" not in scores:
         scores["training_return"] = final_return(result.metrics["episode_return"], result.metrics["num_episodes"])
     summary = {
@@ -54,6 +55,11 @@ def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
     else:
         summary |= entries[0]
     return Scores(summary, make_curves(experiment, result), settings, ranking, np.flatnonzero(~is_healthy))
+
+
+def healthy_lanes(experiment: Experiment, result: Result) -> np.ndarray:
+    """Whether the parameters of a lane and all its metrics are finite, [num_lanes] bool."""
+    return result.scores["is_healthy"] & finite_records(result.metrics, experiment.episode_metrics).all(axis=1)
 
 
 def make_curves(experiment: Experiment, result: Result) -> dict[str, list[Curve]]:

@@ -93,12 +93,12 @@ def final_return(episode_return: np.ndarray, num_episodes: np.ndarray) -> np.nda
     return np.where(counts.sum(axis=1) > 0, totals / np.maximum(counts.sum(axis=1), 1), np.nan)
 
 
-def finite_lanes(metrics: dict[str, np.ndarray]) -> np.ndarray:
-    """Whether all metrics of a lane are finite, apart from iterations without an episode, where means over episodes
-    are NaN. Metrics [num_lanes, num_iterations] -> [num_lanes] bool.
+def finite_records(metrics: dict[str, np.ndarray], of_episodes: set[str]) -> np.ndarray:
+    """Whether all metrics of an iteration are finite; means over episodes, `of_episodes`, are NaN without an episode.
+    Metrics [num_lanes, num_iterations] -> [num_lanes, num_iterations] bool.
     """
     is_undefined = metrics["num_episodes"] == 0
-    return np.all([(np.isfinite(x) | is_undefined).all(axis=1) for x in metrics.values()], axis=0)
+    return np.all([np.isfinite(x) | (is_undefined & (name in of_episodes)) for name, x in metrics.items()], axis=0)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import numpy as np
 
 from runner.ask.options import PROCESS
 from runner.experiment import EVAL_METRICS, EVAL_STEPS, Experiment, Result
-from runner.tell.statistics import iqm
+from runner.tell.scores import healthy_lanes
+from runner.tell.statistics import finite_records, iqm
 
 
 def check_wandb(mode: str) -> None:
@@ -39,7 +40,7 @@ class Tracker:
     """
 
     def __init__(self, experiment: Experiment, directory: Path, wandb_id: str):
-        self.wandb_id = wandb_id
+        self.experiment, self.wandb_id = experiment, wandb_id
         self.runs = []  # pairs of a wandb run and the lanes that it shows
         options = experiment.options
         if options.wandb == "disabled" or jax.process_index() > 0:
@@ -78,8 +79,9 @@ class Tracker:
         values that are not finite (no episode ended) are left out."""
         for run, lanes in self.runs:
             for i, step in enumerate(env_steps.tolist()):
-                values = {name: _iqm_of_finite(x[lanes, i]) for name, x in metrics.items()}
-                run.log({"env_steps": step} | {name: x for name, x in values.items() if np.isfinite(x)}, step=step)
+                known = {name: x[lanes, i][np.isfinite(x[lanes, i])] for name, x in metrics.items()}
+                values = {name: _over_lanes(name, x) for name, x in known.items() if len(x)}
+                run.log({"env_steps": step} | values, step=step)
 
     def log_result(self, env_steps: np.ndarray, result: Result) -> None:
         """All metrics and evaluations of a run whose parts were trained one after another; env_steps [num_iterations].
@@ -88,19 +90,25 @@ class Tracker:
         """
         evaluated = result.evaluations.get(EVAL_STEPS, np.empty(0, np.int64))
         steps, metrics = np.union1d(env_steps, evaluated), {}
-        for name, x in (result.metrics | result.evaluations).items():
+        for name, x in (with_health(self.experiment, result.metrics) | result.evaluations).items():
             if name != EVAL_STEPS:
                 metrics[name] = np.full((len(x), len(steps)), np.nan)
                 metrics[name][:, np.isin(steps, evaluated if name in EVAL_METRICS else env_steps)] = x
         self.log(steps, metrics)
 
-    def finish(self, scores: dict[str, np.ndarray]) -> None:
-        """Write the scores of the lanes, [num_lanes] each, into the summary and close."""
+    def finish(self, result: Result) -> None:
+        """Write the scores of the lanes into the summary and close."""
+        scores = result.scores | {"is_healthy": healthy_lanes(self.experiment, result)}
         for run, lanes in self.runs:
-            run.summary.update({name: float(iqm(x[lanes])) for name, x in scores.items()})
+            run.summary.update({name: _over_lanes(name, x[lanes]) for name, x in scores.items()})
             run.finish()
 
 
-def _iqm_of_finite(x: np.ndarray) -> float:
-    x = x[np.isfinite(x)]
-    return float(iqm(x)) if len(x) else float("nan")
+def with_health(experiment: Experiment, metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Metrics [num_lanes, n] and `is_healthy`, whether all of them are finite."""
+    return metrics | {"is_healthy": finite_records(metrics, experiment.episode_metrics)}
+
+
+def _over_lanes(name: str, x: np.ndarray) -> float:
+    """The IQM of some lanes, of `is_healthy` the share."""
+    return float(np.mean(x) if name == "is_healthy" else iqm(x))
