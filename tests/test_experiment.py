@@ -1,7 +1,10 @@
 """runner/experiment.py: when a run is evaluated, and how results are joined."""
 
+import dataclasses
+import importlib
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 import pytest
 from helpers import SCRIPTS, presets
@@ -88,6 +91,32 @@ def test_every_preset_is_long_enough_for_twenty_evaluations(script):
     for config in (config for env, config in presets(script).items() if "/" not in env):
         steps, limit = config.env_steps(config.num_iterations), make_env(config.env).max_episode_steps
         assert (auto_evaluations(experiment_of(config)) == 20) == (steps > 20 * limit), config.env
+
+
+ROBOTS = {"num_envs": 2048, "num_steps": 64, "num_epochs": 16, "num_minibatches": 32, "total_timesteps": 60_000_000}
+
+
+@pytest.mark.parametrize(
+    ("script", "env", "changes", "expected"),
+    [
+        ("ppo", "CartPole-v1", {}, 4),  # 12,480 steps and 3,120 updates one after another; an evaluation 500 steps
+        ("dqn", "CartPole-v1", {}, 20),  # its updates are most of what it does
+        ("sac", "Pendulum-v1", {}, 20),
+        ("ppo", "brax/inverted_pendulum:backend=spring", ROBOTS, 8),  # 29,248 steps, 233,984 updates; 1,000 steps
+    ],
+)
+def test_on_a_gpu_evaluations_take_a_tenth_of_what_training_does_one_after_another(
+    script, env, changes, expected, monkeypatch
+):
+    """An update takes as long as four steps of a small environment, or a quarter of a step of a robot."""
+    pytest.importorskip("brax" if "/" in env else "gymnax")
+    module = importlib.import_module(script)
+    config = dataclasses.replace(presets(script).get(env, module.Config(env=env)), **changes)
+    assert auto_evaluations(experiment_of(config)) == 20
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert auto_evaluations(experiment_of(config)) == expected
+    assert auto_evaluations(experiment_of(config, eval_max_steps=100)) >= min(20, 5 * expected), "shorter episodes"
+    assert auto_evaluations(experiment_of(config, eval_episodes=64)) == expected, "all at once"
 
 
 @given(

@@ -1160,6 +1160,14 @@ def test_a_short_run_says_that_it_is_evaluated_less_often(capsys):
         assert ("instead of" in output) == is_said
 
 
+def test_a_run_on_a_gpu_says_what_its_evaluations_could_take(capsys, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    experiment = Experiment("ppo.py", None, small_config("ppo", 100), Options(eval_episodes=2), {})
+    print_header(experiment, True, 1, jnp.zeros(3))
+    line = "which could take more than a tenth of the steps and updates that training makes one after another; --eval"
+    assert f"1 evaluation instead of 20, {line}" in capsys.readouterr().out
+
+
 def test_each_evaluation_plays_other_episodes():
     """With a learning rate of 0 the policy stays the same, and its scores differ all the same."""
     assert_finished(call("ppo", *small_run("ppo", name="still", learning_rate=0.0)))

@@ -25,6 +25,7 @@ class Options:
     eval_episodes: int = 32  # greedy episodes per seed in each evaluation; 0: no evaluation
     # env steps per seed between evaluations, the first of which is before training; 0: only at the end; auto: 20
     # after it, fewer in a run so short that their episodes, at full length, would take more than 16 times its env steps
+    # or, on a GPU or TPU, more than a tenth of its steps and updates one after another
     eval_every: str = "auto"
     eval_max_steps: int = 10_000  # steps after which a greedy episode is cut, if the environment has no lower limit
     checkpoint_every: float = 60.0  # seconds between checkpoints; 0: after every iteration; the end is always saved

@@ -16,14 +16,37 @@ STEPS_PER_CHECK = 8  # of whether all episodes have ended; on a GPU the host wai
 # With --eval-every auto, besides the evaluation before training:
 MAX_EVALUATIONS = 20  # of a run
 MAX_STEPS_RATIO = 16  # env steps of all evaluations over those of training, if every episode lasted to its limit
+# On a GPU or TPU what counts is what must be done one after another, however many environments do it at once.
+MAX_DEPTH_RATIO = 0.1  # steps of all evaluations, one after another, over `training_depth`
+UPDATE_DEPTH = {True: 4, False: 0.25}  # steps that an update takes as long as: where steps are small, and elsewhere
 
 
-def auto_evaluations(experiment: Experiment) -> int:
-    """Number of evaluations with --eval-every auto, the one at the end included and the one before training not."""
+def training_depth(config: Any) -> float:
+    """Steps that training takes one after another, each update counted as UPDATE_DEPTH steps."""
+    env_steps, is_small = config.env_steps(config.num_iterations), make_env(config.env).suite.is_small
+    updates = getattr(config, "gradient_steps", 0) / getattr(config, "train_interval", 1)  # for each env step
+    updates += getattr(config, "num_epochs", 0) * getattr(config, "num_minibatches", 0) / config.steps_per_iteration
+    return env_steps * (1 / config.num_envs + UPDATE_DEPTH[is_small] * updates)
+
+
+def evaluation_bounds(experiment: Experiment) -> dict[str, float]:
+    """Bounds of the number of evaluations with --eval-every auto, by what more of them could take."""
     config, options = experiment.config, experiment.options
     limit = episode_limit(make_env(config.env), options.eval_max_steps)
     most = MAX_STEPS_RATIO * config.env_steps(config.num_iterations)
-    return int(np.clip(most // (max(1, options.eval_episodes) * limit), 1, MAX_EVALUATIONS))
+    bounds = {f"{MAX_STEPS_RATIO} times the env steps of training": most / (max(1, options.eval_episodes) * limit)}
+    if jax.default_backend() != "cpu":
+        most = MAX_DEPTH_RATIO * training_depth(config)
+        bounds["a tenth of the steps and updates that training makes one after another"] = most / limit
+    return bounds
+
+
+def auto_evaluations(experiment: Experiment) -> int:
+    """Number of evaluations with --eval-every auto, the one at the end included and the one before training not.
+
+    It follows from the settings and the kind of device alone, so a resumed run is evaluated at the same points.
+    """
+    return int(np.clip(min(evaluation_bounds(experiment).values()), 1, MAX_EVALUATIONS))
 
 
 def evaluated_iterations(experiment: Experiment) -> np.ndarray:

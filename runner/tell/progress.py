@@ -12,7 +12,7 @@ import numpy as np
 
 from runner.ask.cli import find_preset
 from runner.experiment import Experiment, Part, Progress
-from runner.machine.evaluation import MAX_EVALUATIONS, MAX_STEPS_RATIO, auto_evaluations
+from runner.machine.evaluation import MAX_EVALUATIONS, auto_evaluations, evaluation_bounds
 from runner.machine.memory import describe_state
 from runner.tell.statistics import finite_records, iqm
 
@@ -37,8 +37,9 @@ def print_header(experiment: Experiment, has_preset: bool, num_devices: int, abs
     number = auto_evaluations(experiment)
     if options.eval_episodes and options.eval_every == "auto" and number < MAX_EVALUATIONS:
         count = "1 evaluation" if number == 1 else f"{number} evaluations"
-        more = f"more than {MAX_STEPS_RATIO} times the env steps of training"
-        print(f"{count} instead of {MAX_EVALUATIONS}, which could take {more}; --eval-every N overrides")
+        bounds = evaluation_bounds(experiment)
+        more = f"which could take more than {min(bounds, key=bounds.get)}"
+        print(f"{count} instead of {MAX_EVALUATIONS}, {more}; --eval-every N overrides")
     sys.stdout.flush()
 
 
