@@ -34,7 +34,10 @@ class Environment:
 
     def __init__(self, suite: Suite, max_episode_steps: int | None = None, reset_period: int | None = None):
         self.suite, self.action_space = suite, suite.action_space
-        self._reset = jax.vmap(suite.reset)
+        # Physics takes seconds to trace: with jit once for all programs and loops. XLA inlines the calls.
+        once = (lambda function: function) if suite.is_small else jax.jit
+        self._reset_one, self._step_one = once(suite.reset), once(suite.step)
+        self._reset = jax.vmap(self._reset_one)
         self.max_episode_steps = suite.max_episode_steps if max_episode_steps is None else max_episode_steps
         period = self.max_episode_steps if suite.reset_period is None else suite.reset_period
         self.reset_period = period if reset_period is None else reset_period
@@ -45,7 +48,7 @@ class Environment:
 
     def _start(self, key: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """First observation and legal actions of one environment."""
-        obs, state = self.suite.reset(key)
+        obs, state = self._reset_one(key)
         return obs, self.suite.action_mask(state)
 
     @property
@@ -57,8 +60,8 @@ class Environment:
     def scalars(self) -> list[str]:
         """Names of the scalars in the suite's info, which become metrics."""
         key = jax.eval_shape(jax.random.key, 0)
-        _, state = jax.eval_shape(self.suite.reset, key)
-        *_, info = jax.eval_shape(self.suite.step, key, state, jax.eval_shape(self.action_space.sample, key))
+        _, state = jax.eval_shape(self._reset_one, key)
+        *_, info = jax.eval_shape(self._step_one, key, state, jax.eval_shape(self.action_space.sample, key))
         return [name for name, x in info.items() if x.shape == () and name != "truncated"]
 
     def reset(self, keys: jax.Array) -> tuple[jax.Array, EnvState]:
@@ -79,7 +82,7 @@ class Environment:
 
     def advance(self, keys: jax.Array, env_state: EnvState, action: jax.Array):
         """Like `step`, but start no episode: `obs` is the true successor also where the episode has ended."""
-        obs, state, reward, terminated, info = jax.vmap(self.suite.step)(keys, env_state.state, action)
+        obs, state, reward, terminated, info = jax.vmap(self._step_one)(keys, env_state.state, action)
         reward, length = reward.astype(jnp.float32), env_state.length + 1
         truncated = info.get("truncated", jnp.zeros(keys.shape, bool))
         if self.max_episode_steps is not None:

@@ -182,6 +182,7 @@ def test_the_guard_leaves_only_finite_numbers_and_changes_no_others(what, bad):
     told = guard_physics(obs, reward, jnp.bool_(False), metrics | {"speed": jnp.float32(bad)})
     expected = np.zeros(2), 0, True, {"speed": 0, "count": 0, "physics_failed": True}
     jax.tree.map(np.testing.assert_array_equal, told, expected)
+    assert guard_physics({"state": jnp.ones(2), "all": obs}, reward, jnp.bool_(False), metrics)[2], "a dict of them"
 
 
 def one_by_one(function):
@@ -302,6 +303,28 @@ def test_all_starts_are_renewed_together_once_in_a_period():
         is_new = env_state.starts[0] != before
         np.testing.assert_array_equal(is_new, [step % 4 == 0] * 3)
         assert env_state.turn == step % 4
+
+
+def test_a_long_step_is_traced_once_for_all_programs_and_loops():
+    """Physics takes seconds to trace."""
+    traced = []
+
+    class Physics(Numbers):
+        def step(self, *args):
+            traced.append("step")
+            return super().step(*args)
+
+        def reset(self, key):
+            traced.append("reset")
+            return super().reset(key)
+
+    env = Environment(Physics(5), reset_period=4)
+    for num_envs in (2, 3):  # as in training and evaluation
+        keys, action = jax.random.split(jax.random.key(0), num_envs), jnp.zeros(num_envs, jnp.int32)
+        _, env_state = jax.jit(env.reset)(keys)
+        jax.eval_shape(env.advance, keys, env_state, action)
+        jax.eval_shape(jax.vmap(env.step), *jax.tree.map(lambda x: x[None], (keys, env_state, action)))
+    assert sorted(traced) == ["reset", "step"]
 
 
 # -- The contract of a suite -------------------------------------------------------------------------------------------
