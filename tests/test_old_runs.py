@@ -34,6 +34,12 @@ def run(request, folder):
     return Path(shutil.copytree(OLD / request.param, folder / request.param))
 
 
+def note(run):
+    """What is said of the settings that did not exist then."""
+    lacks = "lacks reward_scale = 1.0, value_hidden_sizes = () (the default)"
+    return f"note: {run / 'config.json'} is of another version and {lacks}\n"
+
+
 def change(run, edit):
     content = json.loads((run / "config.json").read_text())
     edit(content)
@@ -54,7 +60,7 @@ def resume(run):
 def test_resumed(run):
     before = saved_metrics(run)
     result = resume(run)
-    assert (result.status, result.stderr) == (0, ""), result
+    assert (result.status, result.stderr) == (0, note(run)), result
     assert "has no preset" not in result.stdout
     after = saved_metrics(run)
     assert after.keys() == before.keys()
@@ -75,7 +81,8 @@ def test_resumed_without_a_setting_and_an_option(run):
     assert result.status == 0, result
     path = run / "config.json"
     assert result.stderr.splitlines() == [
-        f"note: {path} is of another version and lacks layer_norm = False (the default)",
+        f"note: {path} is of another version and lacks reward_scale = 1.0, value_hidden_sizes = (), "
+        "layer_norm = False (the default)",
         f"note: {path} is of another version and lacks matmul_precision = float32 (the default)",
         f"note: {path} is of another version; not used: zip",
     ]
@@ -95,7 +102,7 @@ def test_loaded_and_drawn(run, edit, capsys):
     change(run, edit)
     config, algorithm, state = load(run, seed_index=1)
     notes = capsys.readouterr().err
-    assert (notes == "") == (edit is not as_of_another_version)
+    assert (notes == note(run)) == (edit is not as_of_another_version)
     env = make_env(config.env)
     obs, _ = env.reset(jax.random.split(jax.random.key(0), 3))
     assert np.isfinite(algorithm.value(state, obs)).all()
