@@ -18,7 +18,9 @@ def speed(monkeypatch):
     return importlib.import_module("speed")
 
 
-@pytest.mark.parametrize("name", ["devices", "environments", "kernels", "results", "scaling", "speed", "try_presets"])
+@pytest.mark.parametrize(
+    "name", ["devices", "environments", "kernels", "resets", "results", "scaling", "speed", "try_presets"]
+)
 def test_a_benchmark_finds_the_modules_of_this_repository(name, tmp_path):
     result = execute(str(ROOT / "benchmarks" / f"{name}.py"), "--help", cwd=tmp_path, PYTHONPATH=None)
     assert (result.status, result.stderr) == (0, ""), result
