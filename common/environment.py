@@ -41,15 +41,10 @@ class Environment:
         self.max_episode_steps = suite.max_episode_steps if max_episode_steps is None else max_episode_steps
         period = self.max_episode_steps if suite.reset_period is None else suite.reset_period
         self.reset_period = period if reset_period is None else reset_period
-        obs, mask = jax.eval_shape(self._start, jax.eval_shape(jax.random.key, 0))
+        obs, state = jax.eval_shape(self._reset_one, jax.eval_shape(jax.random.key, 0))
         self.obs_shape = jax.tree.map(lambda x: x.shape, obs)
         self.obs_dtype = jax.tree.map(lambda x: x.dtype, obs)
-        self.has_mask = mask is not None
-
-    def _start(self, key: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """First observation and legal actions of one environment."""
-        obs, state = self._reset_one(key)
-        return obs, self.suite.action_mask(state)
+        self.has_mask = jax.eval_shape(suite.action_mask, state) is not None
 
     @property
     def unroll(self) -> int:

@@ -14,8 +14,7 @@ from gymnax.environments import spaces
 from helpers import ROOT, capture, rank_promotion
 
 from common.environment import Environment, EnvState, make_env
-from common.physics import guard_physics
-from common.suites import Suite, suites
+from common.suites import Suite, guard_physics, suites
 from common.suites import __main__ as listing
 from runner.render import play_episode
 

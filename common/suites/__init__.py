@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 LIMITS = {"max_episode_steps": 1, "reset_period": 0}  # options of every suite, as in Suite.options
@@ -125,6 +126,21 @@ def arguments(maker: Callable) -> dict[str, Any]:
     """The arguments of a function or a class that have a default, with it."""
     parameters = inspect.signature(maker).parameters.values()
     return {x.name: x.default for x in parameters if x.default is not x.empty}
+
+
+def guard_physics(
+    obs: Any, reward: jax.Array, terminated: jax.Array, metrics: dict[str, jax.Array]
+) -> tuple[Any, jax.Array, jax.Array, dict[str, jax.Array]]:
+    """End an episode whose observation or reward is not finite, as a termination, so that learning never sees either.
+
+    Physics becomes NaN or infinite now and then, on a GPU more often. Takes and returns what one step of an environment
+    tells: obs [*obs_shape] or a dict of such, reward [], terminated [] bool, and metrics [] each. In the step that
+    failed obs, reward and metrics are 0. A metric is added: `physics_failed`, whose mean over episodes is the share
+    of those that ended so.
+    """
+    is_finite = jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves((obs, reward))]).all()
+    obs, reward, metrics = jax.tree.map(lambda x: jnp.where(is_finite, x, jnp.zeros_like(x)), (obs, reward, metrics))
+    return obs, reward, terminated | ~is_finite, metrics | {"physics_failed": ~is_finite}
 
 
 def write_gif(frames: Iterable[Any], path: str, milliseconds: int = 100) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 
 from common import suites
-from common.physics import guard_physics
 
 REQUIREMENT = "brax==0.14.2"
 
@@ -57,7 +56,7 @@ class Suite(suites.Suite):
         """`-> obs, state, reward, terminated, info`; Brax' `done` is a fall, never the limit."""
         state = self.env.step(state, action)
         done = state.done.astype(bool)
-        obs, reward, terminated, info = guard_physics(state.obs, state.reward, done, dict(state.metrics))
+        obs, reward, terminated, info = suites.guard_physics(state.obs, state.reward, done, dict(state.metrics))
         return obs, state, reward, terminated, info
 
     def renderer(self):

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 
 from common import suites
-from common.physics import guard_physics
 
 REQUIREMENT = "playground==0.2.0"
 
@@ -62,7 +61,7 @@ class Suite(suites.Suite):
             return state, (state.reward, state.done)
 
         state, (rewards, done) = jax.lax.scan(once, state, length=self.repeat)
-        guarded = guard_physics(self._obs(state), rewards.sum(), done.any(), dict(state.metrics))
+        guarded = suites.guard_physics(self._obs(state), rewards.sum(), done.any(), dict(state.metrics))
         obs, reward, terminated, info = guarded
         return obs, state, reward, terminated, info
 
