@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from common.environment import make_env
 from runner.ask.options import Options
 from runner.ask.sweep import short_texts
 
@@ -106,6 +105,8 @@ class Experiment:
     @cached_property
     def episode_metrics(self) -> set[str]:
         """Names of the metrics that are means over episodes: NaN in an iteration in which none ended."""
+        from common.environment import make_env  # imports flax, for which a comparison of runs need not wait
+
         return {"episode_return", "episode_length", *make_env(self.config.env).scalars}
 
     def env_steps(self, num_iterations: int) -> np.ndarray:
