@@ -38,6 +38,7 @@ ENVS = {
     "ppo_rnn": ("CartPole-v1",),
     "sac_discrete": ("CartPole-v1",),
     "pqn": ("CartPole-v1",),
+    "reppo": ("Pendulum-v1",),
 }
 _OFF_POLICY = {
     "num_envs": 2,
@@ -65,6 +66,7 @@ SMALL = {
 }
 SMALL |= {"ppo_rnn": SMALL["ppo"] | {"memory_size": 4}, "sac_discrete": SMALL["sac"]}
 SMALL["pqn"] = {name: x for name, x in SMALL["ppo"].items() if name != "normalize_reward"}
+SMALL["reppo"] = SMALL["pqn"] | {"num_samples": 2, "num_bins": 11}
 # Most tests take runs of this length: runs of one length share their compiled programs.
 ITERATIONS = 40
 SECONDS = 300.0  # after which a process is given up

@@ -134,6 +134,7 @@ def test_a_script_stays_short_and_narrow(script):
         ("variants/ppo_rnn", 185),
         ("variants/sac_discrete", 160),
         ("variants/pqn", 140),
+        ("variants/reppo", 185),
     ],
 )
 def test_functions_stay_short(script, most_lines):
@@ -145,8 +146,8 @@ def test_functions_stay_short(script, most_lines):
 
 def test_the_kit_stays_small():
     modules = [path for path in (FOLDER / "common").glob("*.py") if path.name != "__init__.py"]
-    assert len(modules) == 10
-    assert sum(len(path.read_text().splitlines()) for path in modules) <= 754
+    assert len(modules) == 11
+    assert sum(len(path.read_text().splitlines()) for path in modules) <= 780
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -214,7 +215,13 @@ VARIANTS = {
         "ppo",
         {"Config", "Torso", "Transition", "Batch", "State"},
         {"accumulate", "make_optimizer", "init", "act", "value", "explore", "update", "learn", "step"},
-        300,
+        299,
+    ),
+    "variants/reppo": (
+        "ppo",
+        {"Config", "Torso", "Actor", "Critic", "Transition", "Batch", "Params", "State"},
+        {"accumulate", "make_optimizer", "init", "act", "value", "explore", "update", "evaluate", "learn", "step"},
+        369,
     ),
 }
 
@@ -260,3 +267,13 @@ def test_a_variant_reads_as_its_script(variant):
 def test_what_follows_from_discrete_actions_is_that_of_dqn(variant, names):
     for name in names:
         assert definitions(variant)[name] == definitions("dqn")[name]
+
+
+def test_reppo_shares_with_sac_what_follows_from_its_policy():
+    for name in ("Torso", "Actor", "squash", "alpha_loss"):
+        assert definitions("variants/reppo")[name] == definitions("sac")[name]
+
+
+def test_pqn_and_reppo_have_the_same_returns():
+    returns = [definitions(variant)["q_returns"].split('"""')[2] for variant in ("variants/pqn", "variants/reppo")]
+    assert returns[0] == returns[1]

@@ -34,6 +34,7 @@ CASES = {
     "sac_discrete": ("Probe-Recorder", REPLAY, BIAS),
     "ppo, continuous": ("Probe-Recorder-Continuous", ON_POLICY, None),
     "sac": ("Probe-Recorder-Continuous", REPLAY, None),
+    "reppo": ("Probe-Recorder-Continuous", ON_POLICY, None),
     "td3": ("Probe-Recorder-Continuous", REPLAY | {"exploration_noise": STD, "gradient_steps": 2}, None),
 }
 
@@ -52,7 +53,7 @@ def with_known_policy(script, state):
         policy["Dense_0"]["bias"] = jnp.log(jnp.array(BIAS))
     elif script == "ppo":
         policy["log_std"] += np.log(STD)
-    elif script == "sac":
+    elif script in ("sac", "reppo"):
         policy["Dense_1"]["bias"] += np.log(STD)
     return state.replace(params=params)
 
@@ -94,6 +95,6 @@ def test_actions_are_uniform_first_and_then_those_of_the_policy(case):
         np.testing.assert_allclose(uniform.std(axis=0), np.sqrt(1 / 3), atol=0.02)
     for action in (actions[:, num_random:], sampled):
         normal = in_half_widths(action)
-        normal = np.arctanh(normal) if script == "sac" else normal
+        normal = np.arctanh(normal) if script in ("sac", "reppo") else normal
         np.testing.assert_allclose(normal.mean(axis=0), 0.0, atol=0.02)
         np.testing.assert_allclose(normal.std(axis=0), STD, atol=0.02)

@@ -1,4 +1,4 @@
-"""PQN: returns against a loop, problems with known answers, an iteration against numpy."""
+"""PQN: returns, also those of REPPO, against a loop, problems with known answers, an iteration against numpy."""
 
 from dataclasses import replace
 from functools import cache
@@ -9,6 +9,7 @@ import numpy as np
 import pqn
 import probes
 import pytest
+import reppo
 from reference import global_norm, mlp, normalized, numerical_gradient, to_float64
 
 probes.register()
@@ -53,12 +54,13 @@ def random_rollout(seed, shape=(40, 6)):
     return rollout, next_value
 
 
+@pytest.mark.parametrize("module", [pqn, reppo])
 @pytest.mark.parametrize("q_lambda", [0.0, 0.65, 1.0])
-def test_returns_equal_a_loop(q_lambda):
+def test_returns_equal_a_loop(module, q_lambda):
     for seed in range(3):
         rollout, next_value = random_rollout(seed)
         assert (rollout.terminated & rollout.truncated).any()
-        returns = pqn.q_returns(rollout, jnp.asarray(next_value), GAMMA, q_lambda)
+        returns = module.q_returns(rollout, jnp.asarray(next_value), GAMMA, q_lambda)
         flags = rollout.reward, rollout.terminated, rollout.truncated
         expected = returns_loop(*map(np.asarray, flags), next_value, GAMMA, q_lambda)
         np.testing.assert_allclose(returns, expected, rtol=1e-4, atol=1e-5)

@@ -26,7 +26,14 @@ REPLAY = {
     "batch_size": 32,
     "critic_learning_rate": 3e-3,
 }
-CONFIGS = {"ppo": PPO, "ppo_rnn": PPO | {"memory_size": 4}, "sac": REPLAY, "td3": REPLAY}
+RANGE = {"value_min": -1.0, "value_max": 4.0, "num_bins": 51, "learning_rate": 3e-3}
+CONFIGS = {
+    "ppo": PPO,
+    "ppo_rnn": PPO | {"memory_size": 4},
+    "reppo": PPO | RANGE,
+    "sac": REPLAY,
+    "td3": REPLAY,
+}
 SECRETS = jnp.array([[0.0, 5.0], [1.0, 5.0]])  # what the critic sees: what the step pays, and a constant
 
 
@@ -104,7 +111,7 @@ def test_the_policy_acts_without_what_the_critic_sees(script):
         np.testing.assert_array_equal(action, other)
 
 
-WIDTHS = {"ppo": (1, 2), "ppo_rnn": (1, 2), "sac": (1, 3), "td3": (1, 3)}
+WIDTHS = {"ppo": (1, 2), "ppo_rnn": (1, 2), "reppo": (1, 3), "sac": (1, 3), "td3": (1, 3)}
 
 
 @pytest.mark.parametrize(("script", "num_inputs"), WIDTHS.items())

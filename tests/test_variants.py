@@ -13,9 +13,10 @@ import ppo_rnn
 import pqn
 import probes
 import pytest
+import reppo
 import sac_discrete
 from flax import struct
-from helpers import ROOT, call, capture, execute, flags, presets, run_differences, small_run
+from helpers import ENVS, ROOT, call, capture, execute, flags, presets, run_differences, small_run
 from test_scripts import BUILT, RUN, data, exempt_dependencies, few_objects, modes  # noqa: F401  # two are fixtures
 
 import ppo
@@ -25,7 +26,7 @@ from runner.folder.load import load
 probes.register()
 NUM_SEEDS = 3
 GAMMA = 0.9
-VARIANTS = {"ppo_rnn": ppo_rnn, "sac_discrete": sac_discrete, "pqn": pqn}
+VARIANTS = {"ppo_rnn": ppo_rnn, "sac_discrete": sac_discrete, "pqn": pqn, "reppo": reppo}
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
@@ -334,6 +335,7 @@ SHORT = {
         "Probe-Recorder", num_envs=2, steps_per_iteration=24, learning_starts=24, buffer_size=64, batch_size=8
     ),
     "pqn": pqn.Config("Probe-Recorder", num_envs=2, num_steps=12, num_epochs=2, num_minibatches=2),
+    "reppo": reppo.Config("Probe-Recorder-Continuous", num_envs=2, num_steps=12, num_epochs=2, num_minibatches=2),
 }
 
 
@@ -382,7 +384,7 @@ def test_a_resumed_run_is_that_without_the_interruption(variant, folder):
     options = {"out": str(folder), "eval_episodes": 0, **constant.get(variant, {})}
     for iterations, name in ((40, "whole"), (20, "resumed")):
         assert call(variant, *small_run(variant, iterations, **options, name=name)).status == 0
-    directory = folder / variant / "CartPole-v1"
+    directory = folder / variant / ENVS[variant][0]
     config = load(directory / "whole")[0]
     assert run_differences(directory / "whole", directory / "resumed") != []
     result = call(variant, "--resume", str(directory / "resumed"), *flags(total_timesteps=config.total_timesteps))
@@ -397,7 +399,7 @@ def test_the_command_finds_the_kit_and_its_policy_is_drawn(variant, folder):
     arguments = small_run(variant, 1, out="runs", name="drawn", num_seeds=1)
     result = execute(str(script), *arguments, cwd=folder, PYTHONPATH=None)
     assert result.status == 0, result
-    run = folder / "runs" / variant / "CartPole-v1" / "drawn"
+    run = folder / "runs" / variant / ENVS[variant][0] / "drawn"
     result = capture(render.main, "render", str(run), *flags(out="episode.gif", max_steps=3))
     assert (result.status, result.stderr) == (0, ""), result
     assert os.path.getsize("episode.gif") > 0

@@ -193,23 +193,18 @@ class Algorithm(NamedTuple):
 # -- Algorithm -------------------------------------------------------------------------------------
 
 
-def q_returns(
-    rollout: Transition,
-    next_value: jax.Array,
-    gamma: float,
-    q_lambda: float,
-) -> jax.Array:
-    """Q(lambda) returns [num_steps, num_envs] (section 4.2); next_value: max Q of next_obs."""
-    next_value = jnp.where(rollout.terminated, 0.0, next_value)
+def q_returns(rollout: Transition, next_q: jax.Array, gamma: float, q_lambda: float) -> jax.Array:
+    """Q(lambda) returns [num_steps, num_envs] (section 4.2); next_q: max Q of next_obs."""
+    next_q = jnp.where(rollout.terminated, 0.0, next_q)
     decay = jnp.where(rollout.terminated | rollout.truncated, 0.0, q_lambda)
 
     def accumulate(target, inputs):
-        reward, next_value, decay = inputs
-        target = reward + gamma * (decay * target + (1.0 - decay) * next_value)
+        reward, next_q, decay = inputs
+        target = reward + gamma * (decay * target + (1.0 - decay) * next_q)
         return target, target
 
-    inputs = rollout.reward, next_value, decay
-    return jax.lax.scan(accumulate, next_value[-1], inputs, reverse=True, unroll=unroll())[1]
+    inputs = rollout.reward, next_q, decay
+    return jax.lax.scan(accumulate, next_q[-1], inputs, reverse=True, unroll=unroll())[1]
 
 
 def make(config: Config) -> Algorithm:
@@ -313,8 +308,8 @@ def make(config: Config) -> Algorithm:
 
     def learn(state, rollout, optimizer):
         # Returns of the rollout.
-        next_value = value(state, rollout.next_obs, rollout.next_mask)  # [num_steps, num_envs]
-        target = q_returns(rollout, next_value, config.gamma, config.q_lambda)
+        next_q = value(state, rollout.next_obs, rollout.next_mask)  # [num_steps, num_envs]
+        target = q_returns(rollout, next_q, config.gamma, config.q_lambda)
         batch = Batch(obs=rollout.obs, action=rollout.action, target=target)
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
 

@@ -1,0 +1,431 @@
+"""REPPO: Relative Entropy Pathwise Policy Optimization (Voelcker et al. 2025, arXiv:2507.11019).
+
+An iteration is a rollout of num_steps steps in num_envs environments, and its updates.
+
+Details:
+  - No replay buffer, no target networks; the actor follows the gradient of Q.
+  - Maximum entropy: Q(lambda) returns of rewards and of the entropy that follows, weighed by
+    the temperature alpha, which is learned towards a target entropy.
+  - The critic is a histogram, trained by cross-entropy to HL-Gauss targets (arXiv:2403.03950).
+  - Rows with KL(old policy || policy) above kl_bound lower this KL, with the learned weight eta.
+
+Different from the original:
+  - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378), and cut lambda.
+  - The KL is exact: that of the Gaussians, which the squashing does not change.
+  - No auxiliary head. Observation statistics change after the epochs.
+
+Metrics, means over the updates of an iteration unless stated otherwise:
+  episode_return, episode_length: means over the episodes that ended; NaN if none
+  num_episodes: number of these episodes
+  critic_loss: cross-entropy
+  actor_loss: alpha * log-prob minus Q, or eta * KL
+  q_mean: mean of the critic
+  entropy: minus the mean log-prob of sampled actions
+  kl: of the old policy from the policy
+  alpha, eta: weights of the entropy and of the KL
+  clipped_targets: share of returns outside of value_min to value_max, before the updates
+
+Run: python variants/reppo.py --env Pendulum-v1 --num-seeds 16 (--help lists every setting)
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import distrax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
+from common import normalization
+from common.config import Fraction, NonNegative, Positive, validate
+from common.environment import clear_episodes, episode_metrics, make_env
+from common.hl_gauss import histogram_mean, hl_gauss
+from common.initializers import orthogonal
+from common.loops import scan_mean, unroll
+from common.random import shuffle_epochs
+from common.spaces import actor_obs, critic_obs, scale_action
+
+# -- Config ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Config:
+    """Float fields can be swept in one compilation; any other change compiles anew."""
+
+    env: str = "Pendulum-v1"  # listed by python -m common.suites
+    total_timesteps: int = 1_000_000  # env steps per seed, rounded down to whole iterations
+    num_envs: int = 64  # parallel environments
+    num_steps: int = 32  # steps of each environment per iteration
+    num_epochs: int = 8  # passes over the rollout
+    num_minibatches: int = 8  # updates per pass; must divide num_envs * num_steps
+    num_samples: int = 4  # actions whose mean Q is the value of a state
+    learning_rate: NonNegative = 3e-4  # Adam step size of all parameters at the start
+    anneal_learning_rate: bool = False  # decay the learning rate linearly to 0
+    max_grad_norm: Positive = 0.5  # gradients of each network are clipped to this global norm
+    gamma: Fraction = 0.99  # discount
+    q_lambda: Fraction = 0.95  # lambda of the returns; 0: one step, 1: Monte Carlo
+    value_min: float = -100.0  # lower end of the critic's range: least reward / (1 - gamma)
+    value_max: float = 100.0  # upper end; what matters is that the metric clipped_targets stays 0
+    num_bins: int = 151  # of the critic's range
+    alpha: Positive = 0.01  # temperature at the start
+    target_entropy: float = -0.5  # target per action dimension
+    eta: Positive = 0.01  # weight of the KL at the start
+    kl_bound: Positive = 0.1  # rows with a larger KL from the old policy bring it down
+    normalize_obs: bool = True  # normalise by running mean and variance
+    reward_scale: Positive = 1.0  # factor of the rewards
+    hidden_sizes: tuple[int, ...] = (256, 256)  # layers of both networks
+    value_hidden_sizes: tuple[int, ...] = ()  # of the critic; empty: hidden_sizes
+    activation: Literal["tanh", "relu", "swish"] = "swish"  # of the hidden layers
+    layer_norm: bool = True  # LayerNorm before each activation
+    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """Env steps per iteration."""
+        return self.num_envs * self.num_steps
+
+    @property
+    def num_iterations(self) -> int:
+        """Iterations in a run."""
+        return self.total_timesteps // self.steps_per_iteration
+
+    def env_steps(self, iterations: int) -> int:
+        """Env steps per seed after this many iterations."""
+        return iterations * self.steps_per_iteration
+
+
+# -- Networks --------------------------------------------------------------------------------------
+
+
+class Torso(nn.Module):
+    """Features of a vector."""
+
+    config: Config
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        activation = getattr(nn, self.config.activation)
+        if self.config.torso == "simba":
+            he_normal = nn.initializers.he_normal()
+            x = nn.Dense(self.config.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
+            for size in self.config.hidden_sizes:
+                hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
+                x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
+            return nn.LayerNorm()(x)
+        for size in self.config.hidden_sizes:
+            x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
+            x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
+        return x  # [..., hidden_sizes[-1]]
+
+
+class Actor(nn.Module):
+    """The squashed Gaussian policy, before the squashing."""
+
+    action_dim: int
+    torso: Callable  # () -> Torso
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> distrax.Distribution:
+        x = self.torso()(actor_obs(obs).astype(jnp.float32))
+        mean = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x)  # [..., action_dim]
+        log_std = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x)  # [..., action_dim]
+        return distrax.MultivariateNormalDiag(mean, jnp.exp(jnp.clip(log_std, -20.0, 2.0)))
+
+
+class Critic(nn.Module):
+    """Logits of the bins of an observation's and an action's value; the action in [-1, 1]."""
+
+    start: Callable  # () -> logits of the value 0, [num_bins]
+    torso: Callable  # () -> Torso
+
+    @nn.compact
+    def __call__(self, obs: jax.Array, action: jax.Array) -> jax.Array:
+        x = jnp.concatenate([critic_obs(obs).astype(jnp.float32), action], axis=-1)
+        x, start = self.torso()(x), self.start()
+        return nn.Dense(len(start), kernel_init=orthogonal(0.01))(x) + start  # [..., num_bins]
+
+
+# -- Data ------------------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class Transition:
+    """One step of every environment; a rollout stacks num_steps of them."""
+
+    obs: jax.Array  # [num_envs, *obs_shape], not normalised
+    action: jax.Array  # [num_envs, action_dim], in [-1, 1]
+    reward: jax.Array  # [num_envs]
+    terminated: jax.Array  # [num_envs] bool, no successor state
+    truncated: jax.Array  # [num_envs] bool, cut by a time limit
+    next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
+
+
+@struct.dataclass
+class Batch:
+    """Rows of a rollout for the losses; minibatch_size in a minibatch."""
+
+    obs: jax.Array
+    action: jax.Array
+    target: jax.Array  # of the action's value
+    mean: jax.Array  # of the policy before the updates
+    std: jax.Array  # of the policy before the updates
+
+
+@struct.dataclass
+class Params:
+    """The trained parameters."""
+
+    actor: Any  # of Actor
+    critic: Any  # of Critic
+    log_alpha: jax.Array  # []
+    log_eta: jax.Array  # []
+
+
+@struct.dataclass
+class State:
+    """Everything that one lane carries from iteration to iteration; a checkpoint saves it."""
+
+    params: Params
+    opt_state: dict[str, optax.OptState]  # by the names in Params
+    env_state: Any  # [num_envs, ...]
+    obs: jax.Array  # [num_envs, *obs_shape]
+    key: jax.Array  # []
+    obs_statistics: normalization.RunningStatistics | None  # if normalize_obs
+
+
+class Algorithm(NamedTuple):
+    """Pure functions of one lane."""
+
+    init: Callable  # key -> State
+    step: Callable  # one iteration: (State, iteration) -> (State, metrics)
+    act: Callable  # (State, obs, key=None) -> action for the environment, greedy without a key
+    value: Callable  # (State, obs) -> value
+
+
+# -- Algorithm -------------------------------------------------------------------------------------
+
+
+def squash(gaussian_action: jax.Array, gaussian_log_prob: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Tanh of a Gaussian action [..., action_dim] and its log-prob [...] (appendix C).
+
+    Stable for large actions: log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2 x)).
+    """
+    correction = 2.0 * (jnp.log(2.0) - gaussian_action - nn.softplus(-2.0 * gaussian_action))
+    return jnp.tanh(gaussian_action), gaussian_log_prob - correction.sum(axis=-1)
+
+
+def q_returns(rollout: Transition, next_q: jax.Array, gamma: float, q_lambda: float) -> jax.Array:
+    """Q(lambda) returns [num_steps, num_envs] of soft rewards; next_q: the mean Q of next_obs."""
+    next_q = jnp.where(rollout.terminated, 0.0, next_q)
+    decay = jnp.where(rollout.terminated | rollout.truncated, 0.0, q_lambda)
+
+    def accumulate(target, inputs):
+        reward, next_q, decay = inputs
+        target = reward + gamma * (decay * target + (1.0 - decay) * next_q)
+        return target, target
+
+    inputs = rollout.reward, next_q, decay
+    return jax.lax.scan(accumulate, next_q[-1], inputs, reverse=True, unroll=unroll())[1]
+
+
+def make(config: Config) -> Algorithm:
+    """Build the pure functions of one lane:
+
+    step            one iteration: num_steps times explore, then learn
+      explore       choose actions, step the environments
+      learn         evaluate the rollout; with each minibatch: update
+        evaluate    returns, the policy before the updates
+        update      descend(critic), descend(actor), descend(log_alpha), descend(log_eta)
+
+    Raises:
+        ValueError: an invalid field, an unknown environment or an unsupported space.
+    """
+    config = validate(config)
+    num_rows = config.steps_per_iteration  # num_envs * num_steps
+    minibatch_size, rest = divmod(num_rows, config.num_minibatches)
+    if rest:
+        raise ValueError(f"num_minibatches = {config.num_minibatches} must divide {num_rows} rows")
+    env = make_env(config.env)
+    if hasattr(env.action_space, "n"):
+        raise ValueError(f"{config.env} has discrete actions, not continuous; use dqn.py or ppo.py")
+    if len(actor_obs(env.obs_shape)) != 1:
+        raise ValueError(f"{config.env} has observations {env.obs_shape}, not vectors; use ppo.py")
+    action_dim = env.action_space.shape[0]
+    bins = {"low": config.value_min, "high": config.value_max}
+    to_histogram = partial(hl_gauss, **bins, num_bins=config.num_bins)
+    value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
+    actor = Actor(action_dim, partial(Torso, config))
+    critic = Critic(lambda: 40.0 * to_histogram(jnp.zeros(())), partial(Torso, value_config))
+
+    def make_optimizer(iteration):
+        schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
+        annealed = optax.constant_schedule(schedule(iteration))  # within the iteration
+        learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
+        clip = optax.clip_by_global_norm(config.max_grad_norm)
+        return optax.chain(clip, optax.adam(learning_rate))
+
+    def init(key):
+        actor_key, critic_key, reset_key, key = jax.random.split(key, 4)
+        obs, env_state = env.reset(jax.random.split(reset_key, config.num_envs))
+        action = jnp.zeros((config.num_envs, action_dim), jnp.float32)
+        params = Params(
+            actor=actor.init(actor_key, obs),
+            critic=critic.init(critic_key, obs, action),
+            log_alpha=jnp.log(jnp.asarray(config.alpha, jnp.float32)),
+            log_eta=jnp.log(jnp.asarray(config.eta, jnp.float32)),
+        )
+        statistics = normalization.init_statistics(env.obs_shape)
+        return State(
+            params=params,
+            opt_state={name: make_optimizer(0).init(x) for name, x in vars(params).items()},
+            env_state=env_state,
+            obs=obs,
+            key=key,
+            obs_statistics=statistics if config.normalize_obs else None,
+        )
+
+    def preprocess(state, obs):
+        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+
+    def sample_action(policy, noise):
+        gaussian_action, log_det = policy.bijector.forward_and_log_det(noise)
+        return squash(gaussian_action, policy.distribution.log_prob(noise) - log_det)
+
+    def q_value(critic_params, obs, action):
+        return histogram_mean(critic.apply(critic_params, obs, action), **bins)
+
+    def act(state, obs, key=None):
+        policy = actor.apply(state.params.actor, preprocess(state, obs))
+        action = jnp.tanh(policy.mode() if key is None else policy.sample(seed=key))
+        return scale_action(action, env.action_space)
+
+    def value(state, obs):
+        obs = preprocess(state, obs)
+        action = jnp.tanh(actor.apply(state.params.actor, obs).mode())
+        return q_value(state.params.critic, obs, action)
+
+    def explore(state, inputs):
+        noise, env_keys = inputs
+        policy = actor.apply(state.params.actor, preprocess(state, state.obs))
+        action, _ = sample_action(policy, noise)
+        outcome = env.step(env_keys, state.env_state, scale_action(action, env.action_space))
+        obs, env_state, reward, terminated, truncated, info = outcome
+        transition = Transition(
+            obs=state.obs,
+            action=action,
+            reward=config.reward_scale * reward,
+            terminated=terminated,
+            truncated=truncated,
+            next_obs=info["final_observation"],
+        )
+        return state.replace(env_state=env_state, obs=obs), transition
+
+    def critic_loss(critic_params, state, batch):
+        logits = critic.apply(critic_params, preprocess(state, batch.obs), batch.action)
+        loss = optax.softmax_cross_entropy(logits, to_histogram(batch.target)).mean()
+        return loss, {"critic_loss": loss, "q_mean": histogram_mean(logits, **bins).mean()}
+
+    def actor_loss(actor_params, state, batch, noise):
+        obs = preprocess(state, batch.obs)
+        policy = actor.apply(actor_params, obs)
+        action, log_prob = sample_action(policy, noise)
+        q = q_value(state.params.critic, obs, action)  # [minibatch_size]
+        kl = distrax.MultivariateNormalDiag(batch.mean, batch.std).kl_divergence(policy)
+        alpha, eta = jnp.exp(state.params.log_alpha), jnp.exp(state.params.log_eta)
+        loss = jnp.where(kl < config.kl_bound, alpha * log_prob - q, eta * kl).mean()
+        return loss, {"actor_loss": loss, "entropy": -log_prob.mean(), "kl": kl.mean()}
+
+    def alpha_loss(log_alpha, state, entropy):
+        alpha = jnp.exp(log_alpha)
+        return alpha * (entropy - config.target_entropy * action_dim), {"alpha": alpha}
+
+    def eta_loss(log_eta, state, kl):
+        return jnp.exp(log_eta) * (config.kl_bound - kl), {"eta": jnp.exp(log_eta)}
+
+    def descend(optimizer, state, name, loss, *inputs):
+        """One optimizer step on the parameters called `name`."""
+        params = getattr(state.params, name)
+        grads, metrics = jax.grad(loss, has_aux=True)(params, state, *inputs)
+        updates, opt_state = optimizer.update(grads, state.opt_state[name])
+        params = state.params.replace(**{name: optax.apply_updates(params, updates)})
+        return state.replace(params=params, opt_state=state.opt_state | {name: opt_state}), metrics
+
+    def update(optimizer, batch, state, inputs):
+        rows, noise = inputs
+        minibatch, step_on = jax.tree.map(lambda x: x[rows], batch), partial(descend, optimizer)
+        state, critic_metrics = step_on(state, "critic", critic_loss, minibatch)
+        state, actor_metrics = step_on(state, "actor", actor_loss, minibatch, noise)
+        state, alpha_metrics = step_on(state, "log_alpha", alpha_loss, actor_metrics["entropy"])
+        state, eta_metrics = step_on(state, "log_eta", eta_loss, actor_metrics["kl"])
+        return state, critic_metrics | actor_metrics | alpha_metrics | eta_metrics
+
+    def evaluate(state, rollout, noise):
+        obs, next_obs = preprocess(state, rollout.obs), preprocess(state, rollout.next_obs)
+        old, following = (actor.apply(state.params.actor, x) for x in (obs, next_obs))
+        action, log_prob = jax.vmap(partial(sample_action, following))(noise)  # [num_samples, ...]
+        next_q = jax.vmap(partial(q_value, state.params.critic, next_obs))(action).mean(axis=0)
+        bonus = config.gamma * -jnp.exp(state.params.log_alpha) * log_prob.mean(axis=0)
+        soft = rollout.replace(reward=rollout.reward + jnp.where(rollout.terminated, 0.0, bonus))
+        target = q_returns(soft, next_q, config.gamma, config.q_lambda)
+        mean, std = old.mean(), old.stddev()
+        return Batch(obs=rollout.obs, action=rollout.action, target=target, mean=mean, std=std)
+
+    def learn(state, rollout, optimizer):
+        # Evaluate the rollout.
+        key, value_key, shuffle_key, noise_key = jax.random.split(state.key, 4)
+        shape = config.num_samples, *rollout.action.shape
+        batch = evaluate(state, rollout, jax.random.normal(value_key, shape, jnp.float32))
+        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+
+        # Update with shuffled minibatches.
+        rows = shuffle_epochs(shuffle_key, config.num_epochs, num_rows, minibatch_size)
+        noise = jax.random.normal(noise_key, (*rows.shape, action_dim), jnp.float32)
+        body = partial(update, optimizer, batch)
+        state, metrics = scan_mean(body, state.replace(key=key), (rows, noise))
+        in_range = jnp.clip(batch.target, config.value_min, config.value_max)
+        metrics["clipped_targets"] = (in_range != batch.target).mean()
+
+        # Count the observations.
+        if config.normalize_obs:
+            statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
+            state = state.replace(obs_statistics=statistics)
+        return state, metrics
+
+    def step(state, iteration):
+        key, noise_key, env_key = jax.random.split(state.key, 3)
+        shape = config.num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        noise = jax.random.normal(noise_key, (*shape, action_dim), jnp.float32)
+        inputs = noise, jax.random.split(env_key, shape)
+        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
+        state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
+        state, metrics = learn(state, rollout, make_optimizer(iteration))
+        return state, episode_metrics(state.env_state) | metrics
+
+    return Algorithm(init, step, act, value)
+
+
+# -- Training --------------------------------------------------------------------------------------
+
+
+def make_train(config: Config) -> Callable[[jax.Array], tuple[State, dict[str, jax.Array]]]:
+    """The whole run as one pure function of a key: key -> (State, metrics [num_iterations])."""
+    algorithm = make(config)
+
+    def train(key):
+        return jax.lax.scan(algorithm.step, algorithm.init(key), jnp.arange(config.num_iterations))
+
+    return train  # for many seeds: jax.jit(jax.vmap(make_train(config)))(keys)
+
+
+if __name__ == "__main__":
+    from runner.main import run
+
+    run(__file__, Config, make)
