@@ -32,7 +32,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullFormatter, PercentFormatter
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "variants")]
 
 from common.environment import make_env  # noqa: E402
 from runner.ask.cli import find_preset  # noqa: E402
@@ -46,8 +46,9 @@ README, BEGIN, END = ROOT / "README.md", "<!-- made by benchmarks/results.py -->
 FINAL_EPISODES = 100
 RANDOM_EPISODES, MAX_STEPS = 1_000, 10_000
 COLORS = {"ppo": "#0072B2", "dqn": "#D55E00", "sac": "#009E73", "td3": "#CC79A7"}  # Okabe and Ito
+COLORS |= {"pqn": "#56B4E9", "reppo": "#E69F00"}
 SHARES = np.linspace(0.1, 1.0, 19)  # of a budget
-STYLES = {"ppo": "-", "dqn": "--", "sac": "-.", "td3": ":"}
+STYLES = {"ppo": "-", "dqn": "--", "sac": "-.", "td3": ":", "pqn": "-", "reppo": "-"}
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,11 @@ class Pair:
         return "/".join(filter(None, [self.script, self.env, self.preset]))
 
     @property
+    def file(self) -> str:
+        """The script's path from the root."""
+        return f"{self.script}.py" if (ROOT / f"{self.script}.py").exists() else f"variants/{self.script}.py"
+
+    @property
     def path(self) -> Path:
         """The raw file."""
         return RAW / f"{re.sub('[/:=]', '-', self.name)}.json"
@@ -75,8 +81,8 @@ class Pair:
 HEADLINE, GPU = "Classic control", "Presets of GPU size"
 # Zoo: RL Baselines3 Zoo, one agent, deterministic evaluation. SLM: SLM-Lab 5, 4 seeds, training return.
 # blines: gymnax-blines, 1 seed, 164 rollouts with sampled actions. OPEN: PPO with tuned Adam, by which
-# rl-learned-optimization normalises. REPPO, Playground, Brax and
-# Craftax: REMARKS.
+# rl-learned-optimization normalises. The others:
+# REMARKS.
 FAMILIES = {
     HEADLINE: [
         Pair("ppo", "CartPole-v1", 475.0, "500 at 100k (Zoo)"),
@@ -132,6 +138,16 @@ FAMILIES = {
         Pair("sac", "brax/hopper:backend=spring", num_seeds=5),
         Pair("td3", "brax/hopper:backend=spring", num_seeds=5),
     ],
+    "Variants": [
+        Pair("pqn", "CartPole-v1", 475.0, "495.1 at 500k (CleanRL)"),
+        Pair("pqn", "Acrobot-v1", -85.0, "-95.6 at 500k (CleanRL)"),
+        Pair("pqn", "Asterix-MinAtar", num_seeds=5, preset="small"),
+        Pair("pqn", "Breakout-MinAtar", num_seeds=5, preset="small"),
+        Pair("pqn", "Freeway-MinAtar", num_seeds=5, preset="small"),
+        Pair("pqn", "SpaceInvaders-MinAtar", num_seeds=5, preset="small"),
+        Pair("pqn", "Seaquest-MinAtar", num_seeds=5, preset="small"),
+        Pair("reppo", "Pendulum-v1", -150.0),
+    ],
     GPU: [
         Pair("ppo", "playground/CartpoleBalance", None, "1000 (REPPO); 1000 at 60M (Playground)", 3),
         Pair("ppo", "playground/CheetahRun", None, "748 (REPPO); 825 at 60M (Playground)", 3),
@@ -168,16 +184,16 @@ def train(pair: Pair, out: Path) -> dict[str, Any]:
     """Train a pair, or continue it, and return what its raw file says."""
     name = "-".join(filter(None, ["results", pair.preset]))
     folder = out / pair.script / pair.env / name
-    train_command = [f"{pair.script}.py", "--env", pair.env, "--num-seeds", str(pair.num_seeds)]
+    train_command = [pair.file, "--env", pair.env, "--num-seeds", str(pair.num_seeds)]
     if pair.preset:
         train_command += ["--preset", pair.preset]
     if (folder / "config.json").exists() and read(folder / "config.json")["config"] != settings(pair):
         sys.exit(f"{folder} was trained with other settings than the preset of today: remove it")
     begin = [*train_command, "--out", str(out), "--name", name]
     if not (folder / "timing.json").exists():
-        call([f"{pair.script}.py", "--resume", str(folder)] if (folder / "config.json").exists() else begin)
+        call([pair.file, "--resume", str(folder)] if (folder / "config.json").exists() else begin)
         (folder / "timing.json").write_bytes((folder / "summary.json").read_bytes())
-    call([f"{pair.script}.py", "--resume", str(folder), "--eval-episodes", str(FINAL_EPISODES)])
+    call([pair.file, "--resume", str(folder), "--eval-episodes", str(FINAL_EPISODES)])
     timed, summary, record = (read(folder / f"{name}.json") for name in ("timing", "summary", "config"))
     with np.load(folder / "metrics.npz") as metrics:
         steps, returns = metrics["eval_env_steps"], metrics["eval_episode_return"]
@@ -252,7 +268,7 @@ def cells(pair: Pair, raw: dict[str, Any], folder: Path) -> dict[str, str]:
     if pair.bar is not None:
         seeds = f"{(scores >= pair.bar).sum()} of {seeds} reach {pair.bar:g}"
     return {
-        "script": f"[`{pair.script}.py`]({pair.path.relative_to(folder)})",
+        "script": f"[`{pair.file}`]({pair.path.relative_to(folder)})",
         "environment": pair.env + (f", {pair.preset}" if pair.preset else ""),
         "env steps per seed": f"{raw['eval_env_steps'][-1]:,}",
         "IQM": f"{x['iqm']:.{digits}f}",
@@ -296,6 +312,9 @@ REMARKS = {
 No sticky actions, the fewest actions, and at most 1,000 steps in an episode (Freeway 2,500): not the MinAtar of Young &
 Tian (2019). The published scores take ten times the steps, as does PPO's preset without a name; `small` has few
 updates in 1M.""",
+    "Variants": """\
+CleanRL's numbers are training returns of three seeds. MinAtar stands beside DQN's rows above: the same steps, the same
+seeds.""",
     GPU: """\
 Made by `python benchmarks/results.py --gpu`, on the GPU that the raw file names. REPPO is the PPO with which its
 authors compare, whose settings are those of the preset; Playground its own PPO, five seeds, as they measured it; Brax a

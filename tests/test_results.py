@@ -118,6 +118,11 @@ def test_a_pair_is_trained_with_its_preset(preset, flags, tmp_path, monkeypatch)
     assert [script, *words] == ["ppo.py", "--env", "brax/reacher", "--num-seeds", "5", *flags, *where]
 
 
+@pytest.mark.parametrize("pair", results.PAIRS, ids=lambda pair: pair.name)
+def test_the_script_of_a_pair_is_there(pair):
+    assert (results.ROOT / pair.file).stat().st_size > 0
+
+
 def test_random_actions_are_played_in_a_process_that_ends(tmp_path, monkeypatch):
     """On a GPU JAX takes most of the memory until its process ends: the next pair needs it."""
     assert results.in_a_process(eval, "__import__('os').getpid()") != os.getpid()
