@@ -12,7 +12,7 @@ def hl_gauss(values: jax.Array, low: float, high: float, num_bins: int) -> jax.A
     Bins divide [low, high] evenly; values outside count as its ends.
     """
     width = (high - low) / num_bins
-    edges = low + width * jnp.arange(num_bins + 1)
+    edges = low + width * jnp.arange(num_bins + 1, dtype=jnp.float32)
     values = jnp.clip(values, low, high)[..., None]
     z = (jnp.broadcast_to(edges, (*values.shape[:-1], num_bins + 1)) - values) / (SIGMA * width)
     cdf = jax.scipy.stats.norm.cdf(z)  # [..., num_bins + 1]
@@ -22,5 +22,5 @@ def hl_gauss(values: jax.Array, low: float, high: float, num_bins: int) -> jax.A
 def histogram_mean(logits: jax.Array, low: float, high: float) -> jax.Array:
     """Mean of a histogram over [low, high], from its logits [..., num_bins] -> [...]."""
     num_bins = logits.shape[-1]
-    centers = low + (high - low) * (jnp.arange(num_bins) + 0.5) / num_bins
+    centers = low + (high - low) * (jnp.arange(num_bins, dtype=jnp.float32) + 0.5) / num_bins
     return jax.nn.softmax(logits) @ centers

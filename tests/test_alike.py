@@ -221,7 +221,7 @@ VARIANTS = {
         "ppo",
         {"Config", "Torso", "Actor", "Critic", "Transition", "Batch", "Params", "State"},
         {"accumulate", "make_optimizer", "init", "act", "value", "explore", "update", "evaluate", "learn", "step"},
-        369,
+        371,
     ),
 }
 

@@ -147,7 +147,6 @@ def log_histogram_of(config, critic, obs, action):
     logits = mlp(
         critic["params"]["Torso_0"], critic["params"]["Dense_0"], np.append(obs, action, -1), config.activation
     )
-    logits = logits + 40 * histogram(config, np.zeros(()))
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 

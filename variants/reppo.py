@@ -143,14 +143,15 @@ class Actor(nn.Module):
 class Critic(nn.Module):
     """Logits of the bins of an observation's and an action's value; the action in [-1, 1]."""
 
-    start: Callable  # () -> logits of the value 0, [num_bins]
+    num_bins: int
+    start: Callable  # initializer: the logits of the value 0
     torso: Callable  # () -> Torso
 
     @nn.compact
     def __call__(self, obs: jax.Array, action: jax.Array) -> jax.Array:
         x = jnp.concatenate([critic_obs(obs).astype(jnp.float32), action], axis=-1)
-        x, start = self.torso()(x), self.start()
-        return nn.Dense(len(start), kernel_init=orthogonal(0.01))(x) + start  # [..., num_bins]
+        x = self.torso()(x)
+        return nn.Dense(self.num_bins, kernel_init=orthogonal(0.01), bias_init=self.start)(x)
 
 
 # -- Data ------------------------------------------------------------------------------------------
@@ -263,7 +264,8 @@ def make(config: Config) -> Algorithm:
     to_histogram = partial(hl_gauss, **bins, num_bins=config.num_bins)
     value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
     actor = Actor(action_dim, partial(Torso, config))
-    critic = Critic(lambda: 40.0 * to_histogram(jnp.zeros(())), partial(Torso, value_config))
+    start = lambda *_: 40.0 * to_histogram(jnp.float32(0))  # noqa: E731
+    critic = Critic(config.num_bins, start, partial(Torso, value_config))
 
     def make_optimizer(iteration):
         schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
