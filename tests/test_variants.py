@@ -379,7 +379,7 @@ def test_presets_can_be_built(variant):
 @each_variant
 def test_a_resumed_run_is_that_without_the_interruption(variant, folder):
     """A run of 20 iterations that is resumed to 40, without a schedule that follows the length."""
-    constant = dict.fromkeys(("ppo_rnn", "reppo"), {"anneal_learning_rate": False})
+    constant = {name: {"anneal_learning_rate": False} for name in ("ppo_rnn", "reppo")}
     constant["pqn"] = constant["ppo_rnn"] | {"epsilon_start": 0.1, "epsilon_end": 0.1}
     options = {"out": str(folder), "eval_episodes": 0, **constant.get(variant, {})}
     for iterations, name in ((40, "whole"), (20, "resumed")):
