@@ -395,7 +395,7 @@ def plot_aggregate(path: Path, samples: dict[str, list[np.ndarray]]) -> None:
     for script, arrays in samples.items():
         points = [aggregate_iqm([x[:, i] for x in arrays]) for i in range(len(SHARES))]
         scores, low, high = np.array(points).T
-        label = f"{script}, {len(arrays)} environments"
+        label = f"{script}, {len(arrays)} environment{'s' if len(arrays) > 1 else ''}"
         axes.fill_between(SHARES, low, high, color=COLORS[script], alpha=0.2, linewidth=0)
         axes.plot(SHARES, scores, STYLES[script], color=COLORS[script], linewidth=1.8, label=label)
     axes.axhline(1.0, color="black", linewidth=0.8)
