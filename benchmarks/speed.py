@@ -29,9 +29,16 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER.parent))
+
+from runner.tell.plots import style  # noqa: E402
+
+COLORS = {"ours": "#0072B2", "PureJaxRL": "#CC79A7", "Rejax": "#E69F00"}  # of the picture; Okabe and Ito
 COLUMNS = {
     "case": "{:>14}",
     "contender": "{:>20}",
@@ -314,18 +321,42 @@ def measure(case: Case, workers: list[Worker], rounds: int) -> list[dict]:
 
 
 def plot(rows: list[dict], path: Path) -> None:
-    """Env steps per second of every contender, a group of bars for each case."""
-    figure = Figure(figsize=(9, 0.35 * len(rows) + 1), layout="constrained")
-    axes = figure.add_subplot()
-    names = list(dict.fromkeys(row["contender"] for row in rows))
-    for i, row in enumerate(rows):
-        axes.barh(i, float(row["env_steps_per_s"]), color=f"C{names.index(row['contender'])}")
-        axes.annotate(f"{float(row['env_steps_per_s']):,.0f}", (float(row["env_steps_per_s"]), i), va="center")
-    axes.set_yticks(range(len(rows)), [f"{row['case']}, {row['contender']}" for row in rows])
-    axes.invert_yaxis()
-    axes.set(xscale="log", xlabel="env steps per second, of all lanes")
-    axes.margins(x=0.15, y=0.01)
-    axes.spines[["top", "right"]].set_visible(False)
+    """Env steps per second of the libraries in JAX: a panel for each algorithm, bars for each number of lanes.
+
+    Where several cases have as many lanes, the first is shown. The numbers are ratios, ours over the fastest peer.
+    """
+    rows = [row for row in rows if row["contender"] in COLORS]
+    algorithms = dict.fromkeys(row["case"].partition("-")[0] for row in rows)
+    figure = Figure(figsize=(2.6 * len(algorithms), 2.8), layout="constrained")
+    panels = figure.subplots(1, len(algorithms), squeeze=False).ravel()
+    for axes, algorithm in zip(panels, algorithms, strict=True):
+        groups = {}  # lanes -> contender -> row
+        for row in rows:
+            if row["case"].startswith(f"{algorithm}-"):
+                groups.setdefault(int(row["lanes"]), {}).setdefault(row["contender"], row)
+        contenders = [x for x in COLORS if any(x in group for group in groups.values())]
+        width = 0.8 / len(contenders)
+        for i, contender in enumerate(contenders):
+            at, speeds = zip(
+                *((n, float(x[contender]["env_steps_per_s"])) for n, x in enumerate(groups.values()) if contender in x),
+                strict=True,
+            )
+            places = np.array(at) + (i - (len(contenders) - 1) / 2) * width
+            axes.bar(places, speeds, width, color=COLORS[contender], label=contender)
+        for n, group in enumerate(groups.values()):
+            peers = [float(row["ratio"]) for name, row in group.items() if name != "ours"]
+            if peers:
+                text, top = f"{min(peers):.1f}x", float(group["ours"]["env_steps_per_s"])
+                axes.annotate(text, (n, top), xytext=(0, 2), textcoords="offset points", ha="center", fontsize="small")
+        axes.set_xticks(range(len(groups)), [str(lanes) for lanes in groups])
+        axes.set_title(algorithm.upper(), fontsize="medium")
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.margins(y=0.12)
+        style(axes)
+        axes.grid(visible=False, axis="x")
+    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize="small", loc="outside right upper")
+    figure.supxlabel("lanes (seeds trained in parallel)", fontsize="medium")
+    figure.supylabel("env steps per second", fontsize="medium")
     figure.savefig(path, dpi=120)
 
 
