@@ -1,12 +1,7 @@
 """DQN: deep Q-learning with a replay buffer and a target network (Mnih et al. 2015, Nature 518).
 
 An iteration is steps_per_iteration env steps and their updates.
-
-Details:
-  - Adam and half the squared error (Obando-Ceron & Castro 2021, arXiv:2011.14826), or Huber loss.
-  - Double DQN (van Hasselt et al. 2016, arXiv:1509.06461).
-  - Target network: copied (tau = 1) or averaged every target_interval env steps.
-  - Epsilon falls linearly with env steps; each environment explores independently.
+docs/dqn.md has the mathematics, each implementation detail, and what each metric means.
 
 Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -18,13 +13,6 @@ Options, off by default:
   - dueling (Wang et al. 2016, arXiv:1511.06581).
   - n_step (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy.
   - layer_norm (arXiv:2407.04811); torso simba (arXiv:2410.09754) without weight decay.
-
-Metrics, means over the updates of an iteration unless stated otherwise:
-  episode_return, episode_length: means over the episodes that ended; NaN if none
-  num_episodes: number of these episodes
-  q_loss: the minimised loss
-  q_mean: mean Q of the actions in the batch
-  epsilon: at the last step of the iteration
 
 Run: python dqn.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
 """

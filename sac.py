@@ -1,11 +1,7 @@
 """SAC: Soft Actor-Critic with a learned temperature (Haarnoja et al. 2018b, arXiv:1812.05905).
 
 An iteration is steps_per_iteration env steps and their updates.
-
-Details:
-  - Twin critics; the target uses the smaller value.
-  - Squashed Gaussian policy; the log-prob is computed stably (appendix C, rewritten with softplus).
-  - The temperature alpha is learned towards a target entropy (section 5), or fixed.
+docs/sac.md has the mathematics, each implementation detail, and what each metric means.
 
 Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -17,15 +13,6 @@ Options, off by default:
   - n_step (Hessel et al. 2018, arXiv:1710.02298), uncorrected; the last step's entropy alone.
   - noise_steps: AR(1) exploration noise, also across episodes (after Eberhard et al. 2023, ICLR).
   - layer_norm (arXiv:2403.00514); torso simba (arXiv:2410.09754) without weight decay.
-
-Metrics, means over the updates of an iteration unless stated otherwise:
-  episode_return, episode_length: means over the episodes that ended; NaN if none
-  num_episodes: number of these episodes
-  critic_loss: squared error, summed over the two critics
-  actor_loss: alpha * log-prob minus the smaller critic
-  q_mean: mean of both critics
-  entropy: minus the mean log-prob of sampled actions
-  alpha: temperature
 
 Run: python sac.py --env Pendulum-v1 --num-seeds 16 (--help lists every setting)
 """

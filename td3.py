@@ -1,12 +1,7 @@
 """TD3: Twin Delayed Deep Deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477).
 
 An iteration is steps_per_iteration env steps and their updates.
-
-Details:
-  - Twin critics; the target uses the smaller value (section 4.2).
-  - The actor and the targets are updated once per policy_delay critic updates (section 5.2).
-  - Clipped noise smooths the target action, which is clipped to the box (section 5.3).
-  - The actor maximises the first critic.
+docs/td3.md has the mathematics, each implementation detail, and what each metric means.
 
 Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -19,13 +14,6 @@ Options, off by default:
   - noise_steps: AR(1) exploration noise, also across episodes (after Eberhard et al. 2023, ICLR).
   - exploration_noise_max: a std of the noise for each environment (arXiv:2307.12983).
   - layer_norm (arXiv:2403.00514); torso simba (arXiv:2410.09754) without weight decay.
-
-Metrics, means over the updates of an iteration unless stated otherwise:
-  episode_return, episode_length: means over the episodes that ended; NaN if none
-  num_episodes: number of these episodes
-  critic_loss: squared error, summed over the two critics
-  actor_loss: minus the first critic
-  q_mean: mean of both critics
 
 Run: python td3.py --env Pendulum-v1 --num-seeds 16 (--help lists every setting)
 """

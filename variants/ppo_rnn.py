@@ -1,15 +1,7 @@
 """Recurrent PPO (Schulman et al. 2017, arXiv:1707.06347): a GRU (arXiv:1406.1078) in each network.
 
 An iteration is a rollout of num_steps steps in num_envs environments, and its updates.
-
-Details (Huang et al. 2022, "The 37 Implementation Details of PPO"):
-  - GAE (Schulman et al. 2016, arXiv:1506.02438); advantages are normalised per minibatch.
-  - Minibatches of whole sequences, one per environment.
-  - Adam with eps 1e-5; global norm clipping; linear learning rate annealing per iteration.
-  - Separate networks; orthogonal initialisation, sqrt(2) hidden, 0.01 policy, 1 value.
-  - Continuous actions: state-independent log_std; clipped to [-1, 1], scaled to the box.
-  - The memory is zero where an episode begins. A sequence starts from the memory that its rollout
-    started from, and gradients stop there.
+docs/ppo_rnn.md has the mathematics, each implementation detail, and what each metric means.
 
 Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -19,15 +11,6 @@ Different from the original:
 Options, off by default:
   - target_kl (Dossa et al. 2021): no updates from the first approx_kl > 1.5 * target_kl on.
   - layer_norm (arXiv:2303.01486); torso simba (arXiv:2410.09754) without weight decay.
-
-Metrics, means over the updates of an iteration unless stated otherwise:
-  episode_return, episode_length: means over the episodes that ended; NaN if none
-  num_episodes, num_updates: how many there were
-  policy_loss, value_loss, entropy: the unweighted terms of the loss
-  approx_kl: mean of (ratio - 1) - log ratio (Schulman 2020)
-  clip_fraction: share of ratios outside 1 +- clip_eps
-  grad_norm: global norm before clipping
-  explained_variance: 1 - Var[target - value] / Var[target], before the first update
 
 Run: python variants/ppo_rnn.py --env MemoryChain-bsuite --num-seeds 16 (--help lists every setting)
 """

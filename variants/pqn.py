@@ -3,12 +3,7 @@
 Q-learning without a replay buffer and without a target network.
 
 An iteration is a rollout of num_steps steps in num_envs environments, and its updates.
-
-Details:
-  - LayerNorm before each activation, which keeps the values of off-policy learning bounded.
-  - Epsilon-greedy exploration; epsilon is a function of env steps.
-  - Q(lambda) returns (section 4.2), computed once per rollout by the network before the updates.
-  - RAdam (arXiv:1908.03265); global norm clipping; half the squared error.
+docs/pqn.md has the mathematics, each implementation detail, and what each metric means.
 
 Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378), and cut lambda.
@@ -17,14 +12,6 @@ Different from the original:
   - Images are not divided by 255.
 
 Sparse rewards are its weakness: without replay, what epsilon finds once is soon forgotten.
-
-Metrics, means over the updates of an iteration unless stated otherwise:
-  episode_return, episode_length: means over the episodes that ended; NaN if none
-  num_episodes: number of these episodes
-  q_loss: half the squared error
-  q_mean: mean Q value of the actions taken
-  grad_norm: global norm before clipping
-  epsilon: share of random actions at the end of the iteration
 
 Run: python variants/pqn.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
 """

@@ -1,29 +1,12 @@
 """REPPO: Relative Entropy Pathwise Policy Optimization (Voelcker et al. 2025, arXiv:2507.11019).
 
 An iteration is a rollout of num_steps steps in num_envs environments, and its updates.
-
-Details:
-  - No replay buffer, no target networks; the actor follows the gradient of Q.
-  - Maximum entropy: Q(lambda) returns of rewards and of the entropy that follows, weighed by
-    the temperature alpha, which is learned towards a target entropy.
-  - The critic is a histogram, trained by cross-entropy to HL-Gauss targets (arXiv:2403.03950).
-  - Rows with KL(old policy || policy) above kl_bound lower this KL, with the learned weight eta.
+docs/reppo.md has the mathematics, each implementation detail, and what each metric means.
 
 Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378), and cut lambda.
   - The KL is exact: that of the Gaussians, which the squashing does not change.
   - No auxiliary head. Observation statistics change after the epochs.
-
-Metrics, means over the updates of an iteration unless stated otherwise:
-  episode_return, episode_length: means over the episodes that ended; NaN if none
-  num_episodes: number of these episodes
-  critic_loss: cross-entropy
-  actor_loss: alpha * log-prob minus Q, or eta * KL
-  q_mean: mean of the critic
-  entropy: minus the mean log-prob of sampled actions
-  kl: of the old policy from the policy
-  alpha, eta: weights of the entropy and of the KL
-  clipped_targets: share of returns outside of value_min to value_max, before the updates
 
 Run: python variants/reppo.py --env Pendulum-v1 --num-seeds 16 (--help lists every setting)
 """

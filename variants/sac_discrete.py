@@ -1,11 +1,7 @@
 """SAC for discrete actions (Christodoulou 2019, arXiv:1910.07207), with a learned temperature.
 
 An iteration is steps_per_iteration env steps and their updates.
-
-Details:
-  - Twin critics; the target uses the smaller value.
-  - The critics have an output per action: the losses sum over actions and sample none.
-  - The temperature alpha is learned towards a target entropy, or fixed.
+docs/sac_discrete.md has the mathematics, each implementation detail, and what each metric means.
 
 Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
@@ -16,15 +12,6 @@ Different from the original:
 Options, off by default:
   - n_step (Hessel et al. 2018, arXiv:1710.02298), uncorrected; the last step's entropy alone.
   - layer_norm (arXiv:2403.00514); torso simba (arXiv:2410.09754) without weight decay.
-
-Metrics, means over the updates of an iteration unless stated otherwise:
-  episode_return, episode_length: means over the episodes that ended; NaN if none
-  num_episodes: number of these episodes
-  critic_loss: squared error, summed over the two critics
-  actor_loss: alpha * log-prob minus the smaller critic, in expectation over the policy's actions
-  q_mean: mean of both critics for the actions in the batch
-  entropy: mean entropy of the policy
-  alpha: temperature
 
 Run: python variants/sac_discrete.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
 """
