@@ -4,6 +4,7 @@
     python benchmarks/results.py --only ppo/CartPole-v1   # this one, again, next to what is recorded
     python benchmarks/results.py --gpu                    # the pairs of GPU size, on a GPU, instead of the others
     python benchmarks/results.py --report                 # pages and pictures, from the raw files alone
+    python benchmarks/results.py --stale                  # the rows whose program is another one today
 
 A pair is trained on seeds 0 to 19 with a preset of its script, evaluated 20 times while it trains (32 whole episodes
 for each seed) and at the end over 100 whole episodes for each seed. A training run that was stopped is continued, and
@@ -13,9 +14,11 @@ file of a preset with a name end in `-<name>`.
 """
 
 import argparse
+import hashlib
 import importlib
 import json
 import multiprocessing
+import os
 import re
 import subprocess
 import sys
@@ -29,7 +32,7 @@ from typing import Any
 import jax
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, NullFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, PercentFormatter
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "variants")]
@@ -46,9 +49,10 @@ README, BEGIN, END = ROOT / "README.md", "<!-- made by benchmarks/results.py -->
 FINAL_EPISODES = 100
 RANDOM_EPISODES, MAX_STEPS = 1_000, 10_000
 COLORS = {"ppo": "#0072B2", "dqn": "#D55E00", "sac": "#009E73", "td3": "#CC79A7"}  # Okabe and Ito
-COLORS |= {"pqn": "#56B4E9", "reppo": "#E69F00"}
+COLORS |= {"pqn": "#56B4E9", "reppo": "#E69F00", "ppo_rnn": "#0072B2", "sac_discrete": "#009E73"}
 SHARES = np.linspace(0.1, 1.0, 19)  # of a budget
 STYLES = {"ppo": "-", "dqn": "--", "sac": "-.", "td3": ":", "pqn": "-", "reppo": "-"}
+STYLES |= {"ppo_rnn": "--", "sac_discrete": "--"}
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,10 @@ FAMILIES = {
         Pair("pqn", "SpaceInvaders-MinAtar", num_seeds=5, preset="small"),
         Pair("pqn", "Seaquest-MinAtar", num_seeds=5, preset="small"),
         Pair("reppo", "Pendulum-v1", -150.0),
+        Pair("reppo", "brax/inverted_pendulum", num_seeds=5),
+        Pair("reppo", "brax/hopper:backend=spring", num_seeds=5, preset="small"),
+        Pair("sac_discrete", "CartPole-v1", 475.0),
+        Pair("ppo_rnn", "MemoryChain-bsuite", 0.9),
     ],
     GPU: [
         Pair("ppo", "playground/CartpoleBalance", None, "1000 (REPPO); 1000 at 60M (Playground)", 3),
@@ -162,6 +170,14 @@ FAMILIES = {
     ],
 }
 PAIRS = [pair for pairs in FAMILIES.values() for pair in pairs]
+HIGHLIGHTS = (  # of README.md
+    "ppo/CartPole-v1",
+    "ppo/Pendulum-v1",
+    "dqn/Acrobot-v1",
+    "dqn/MountainCar-v0",
+    "sac/Pendulum-v1",
+    "td3/MountainCarContinuous-v0",
+)
 
 
 # -- Training --------------------------------------------------------------------------------------
@@ -200,6 +216,7 @@ def train(pair: Pair, out: Path) -> dict[str, Any]:
     return {
         "script": pair.script,
         "env": pair.env,
+        "program": in_a_process(program, pair.name),
         "command": "python " + " ".join(train_command),
         "final_evaluation": f"--resume RUN --eval-episodes {FINAL_EPISODES}",
         "date": date.today().isoformat(),
@@ -216,9 +233,38 @@ def train(pair: Pair, out: Path) -> dict[str, Any]:
 
 def settings(pair: Pair) -> dict[str, Any]:
     """The settings of a pair, as config.json has them."""
+    return json.loads(json.dumps(asdict(make_config(pair))))
+
+
+def make_config(pair: Pair) -> Any:
+    """The Config of a pair: its preset."""
     script = importlib.import_module(pair.script)
-    config = find_preset(pair.script, script.Config, pair.env, pair.preset) or script.Config(env=pair.env)
-    return json.loads(json.dumps(asdict(config)))
+    return find_preset(pair.script, script.Config, pair.env, pair.preset) or script.Config(env=pair.env)
+
+
+def program(name: str) -> str:
+    """SHA-256 of what a lane of a pair computes: its `init` and `step` as StableHLO, which depends on JAX' version."""
+    (pair,) = (pair for pair in PAIRS if pair.name == name)
+    algorithm = importlib.import_module(pair.script).make(make_config(pair))
+    key = jax.eval_shape(jax.random.key, 0)
+    iteration = jax.ShapeDtypeStruct((), jax.numpy.int32)
+    programs = (algorithm.init, key), (algorithm.step, jax.eval_shape(algorithm.init, key), iteration)
+    texts = [jax.jit(function).lower(*arguments).as_text() for function, *arguments in programs]
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
+
+
+def find_stale(raws: dict[Pair, dict[str, Any]]) -> list[str]:
+    """A line for each row of a program that is not today's, or of which that cannot be told."""
+    lines = []
+    for pair, raw in raws.items():
+        version, device = raw["packages"]["jax"], raw["device"]
+        if "program" not in raw:
+            lines.append(f"{pair.name}: recorded at {raw['git_commit'][:7]}, before programs were compared")
+        elif version != jax.__version__ or device.endswith("cpu") != (jax.default_backend() == "cpu"):
+            lines.append(f"{pair.name}: recorded with jax {version} on {device}, compare it there")
+        elif program(pair.name) != raw["program"]:
+            lines.append(f"{pair.name}: recorded at {raw['git_commit'][:7]}, the program is another one today")
+    return lines
 
 
 def random_return(name: str) -> float:
@@ -268,7 +314,7 @@ def cells(pair: Pair, raw: dict[str, Any], folder: Path) -> dict[str, str]:
     if pair.bar is not None:
         seeds = f"{(scores >= pair.bar).sum()} of {seeds} reach {pair.bar:g}"
     return {
-        "script": f"[`{pair.file}`]({pair.path.relative_to(folder)})",
+        "script": f"[`{pair.file}`]({os.path.relpath(pair.path, folder)})",
         "environment": pair.env + (f", {pair.preset}" if pair.preset else ""),
         "env steps per seed": f"{raw['eval_env_steps'][-1]:,}",
         "IQM": f"{x['iqm']:.{digits}f}",
@@ -321,7 +367,7 @@ authors compare, whose settings are those of the preset; Playground its own PPO,
 plot of its notebook; Craftax the paper.""",
     "Brax": """\
 `inverted_pendulum` and `reacher` use the backend `generalized`, the default, and `hopper` uses `spring`, which is six
-times faster (see README.md); returns of different backends cannot be compared.""",
+times faster (README.md, "Environments"); returns of different backends cannot be compared.""",
 }
 AGGREGATE = """\
 ## All environments with a bar
@@ -353,12 +399,20 @@ def report(raws: dict[Pair, dict[str, Any]]) -> str:
     return "\n".join([*lines, "", "![IQM over seeds and environments](results/aggregate.png)"]) + "\n"
 
 
-def with_headline(readme: str, raws: dict[Pair, dict[str, Any]]) -> str:
-    """README.md with its table of classic control made anew, between two comments."""
-    before, _, rest = readme.partition(BEGIN)
+def with_table(text: str, begin: str, lines: list[str]) -> str:
+    """A page with other lines between the comments `begin` and END."""
+    before, _, rest = text.partition(begin)
     _, _, after = rest.partition(END)
-    measured = {pair: raws[pair] for pair in FAMILIES[HEADLINE] if pair in raws}
-    return "\n".join([before + BEGIN, *table(measured, ROOT, SHORT), END + after])
+    return "\n".join([before + begin, *lines, END + after])
+
+
+def pages() -> dict[Path, list[Pair]]:
+    """README.md and the page of each script: the rows of their tables."""
+    scripts = dict.fromkeys(pair.script for pair in PAIRS)
+    by_script = {script: [pair for pair in PAIRS if pair.script == script] for script in scripts}
+    return {README: [pair for pair in PAIRS if pair.name in HIGHLIGHTS]} | {
+        ROOT / "docs" / f"{script}.md": pairs for script, pairs in by_script.items()
+    }
 
 
 def draw(raws: dict[Pair, dict[str, Any]]) -> None:
@@ -418,14 +472,16 @@ def plot(path: Path, raws: dict[Pair, dict[str, Any]]) -> None:
         for pair, raw in raws.items():
             if pair.env == env:
                 steps, returns = np.array(raw["eval_env_steps"]), np.array(raw["eval_episode_return"])
-                steps, returns = steps[steps > 0], returns[:, steps > 0]  # the axis is logarithmic
                 color, line_style = COLORS[pair.script], STYLES[pair.script]
                 axes.fill_between(steps, *confidence_interval(returns), color=color, alpha=0.2, linewidth=0)
                 axes.plot(steps, iqm(returns), line_style, color=color, linewidth=1.8, label=pair.script)
         axes.set_title(env, fontsize="medium")
-        axes.set_xscale("log")  # budgets differ by a factor of ten
+        steps = {step for pair, raw in raws.items() if pair.env == env for step in raw["eval_env_steps"] if step > 0}
+        axes.set_xscale("symlog", linthresh=min(steps), linscale=0.4)  # budgets differ by a factor of ten; shows 0
+        axes.set_xticks([0, *(10**i for i in range(9) if min(steps) <= 10**i <= max(steps))])
+        axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.minorticks_off()
         axes.locator_params(axis="y", nbins=5)
         style(axes)
         axes.legend(frameon=False, fontsize="small", loc="best")
@@ -442,12 +498,16 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="pairs such as dqn/Acrobot-v1, trained again")
     parser.add_argument("--gpu", action="store_true", help="train the pairs of GPU size instead of the others")
     parser.add_argument("--report", action="store_true", help="train nothing")
+    parser.add_argument("--stale", action="store_true", help="list the rows whose program is another one today")
     parser.add_argument("--out", type=Path, default=ROOT / "runs", help="folder of the training runs")
     arguments = parser.parse_args()
     try:
         pairs = pairs_to_train(arguments.only, arguments.gpu)
     except ValueError as error:
         parser.error(str(error))
+    if arguments.stale:
+        print(*find_stale({pair: read(pair.path) for pair in PAIRS if pair.path.exists()}), sep="\n")
+        return
     RAW.mkdir(parents=True, exist_ok=True)
     for pair in pairs if not arguments.report else ():
         recorded = read(pair.path) if pair.path.exists() else None
@@ -456,7 +516,9 @@ def main() -> None:
         show(pair, raw, recorded)
     raws = {pair: read(pair.path) for pair in PAIRS if pair.path.exists()}
     (FOLDER / "RESULTS.md").write_text(report(raws))
-    README.write_text(with_headline(README.read_text(), raws))
+    for page, pairs in pages().items():
+        rows = {pair: raws[pair] for pair in pairs if pair in raws}
+        page.write_text(with_table(page.read_text(), BEGIN, table(rows, page.parent, SHORT)))
     draw(raws)
 
 

@@ -10,7 +10,7 @@ def orthogonal(scale: float) -> jax.nn.initializers.Initializer:
     """Orthogonal initialisation (Saxe et al. 2014) by Gram-Schmidt, a drop-in for `nn.initializers.orthogonal`.
 
     A kernel [..., fan_out], as a matrix [fan_in, fan_out], gets orthogonal rows or columns, whichever are fewer, of
-    length `scale`, distributed uniformly. JAX's own calls LAPACK's QR: several calls in one program can deadlock a CPU.
+    length `scale`, distributed uniformly. JAX's own calls LAPACK's QR: batched calls can deadlock several CPU devices.
     """
 
     def init(key, shape, dtype=jnp.float32):

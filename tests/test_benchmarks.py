@@ -19,7 +19,7 @@ def speed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["devices", "environments", "kernels", "resets", "results", "scaling", "speed", "try_presets"]
+    "name", ["devices", "environments", "kernels", "resets", "results", "scaling", "settings", "speed", "try_presets"]
 )
 def test_a_benchmark_finds_the_modules_of_this_repository(name, tmp_path):
     result = execute(str(ROOT / "benchmarks" / f"{name}.py"), "--help", cwd=tmp_path, PYTHONPATH=None)

@@ -28,11 +28,6 @@ FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
 TARGET = re.compile(r"\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)|(?:src|href)=\"([^\"]+)\"", re.MULTILINE)
 
-# Blocks and commands that cannot be tried here, each with the reason.
-PYTHON_NOT_RUN = {
-    "variants/README.md": "it continues the README's block with a run of ppo_rnn",
-}
-COMMANDS_NOT_READ = {}
 PLACEHOLDERS = {"<name>": "NAME", "<script>": "ppo", "<env(ironment)?>": "CartPole-v1", r"(?<= )[A-Z](?= |$)": "2"}
 NOT_OURS = ("venv", "pip", "pytest", "mkdocs", "jupytext", "jupyter")  # python -m NAME
 
@@ -88,9 +83,9 @@ PYTHON = [
     pytest.param(page, text, id=f"{page}-{i}")
     for page in PAGES
     for i, (kind, text) in enumerate(blocks(page))
-    if kind == "python" and page not in PYTHON_NOT_RUN
+    if kind == "python"
 ]
-COMMANDS = sorted({command for page in PAGES for command in commands(page)} - COMMANDS_NOT_READ.keys())
+COMMANDS = sorted({command for page in PAGES for command in commands(page)})
 
 
 def test_there_is_something_to_run():

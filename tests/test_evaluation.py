@@ -1,4 +1,4 @@
-"""common/evaluation.py: whole episodes, each environment giving exactly one."""
+"""runner/machine/evaluation.py: whole episodes, each environment giving exactly one."""
 
 import functools
 import importlib

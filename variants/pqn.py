@@ -7,11 +7,11 @@ docs/pqn.md has the mathematics, each implementation detail, and what each metri
 
 Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378), and cut lambda.
-  - The last step of a rollout bootstraps from its own successor.
+  - Each target bootstraps from its own successor, that of the last step but one too.
   - Illegal actions are not chosen, and no value is theirs (arXiv:2006.14171).
   - Images are not divided by 255.
 
-Sparse rewards are its weakness: without replay, what epsilon finds once is soon forgotten.
+Sparse rewards are its weakness: it learns from each transition in one iteration only.
 
 Run: python variants/pqn.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
 """
