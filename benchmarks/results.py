@@ -14,6 +14,7 @@ file of a preset with a name end in `-<name>`.
 """
 
 import argparse
+import csv
 import hashlib
 import importlib
 import json
@@ -324,7 +325,7 @@ def cells(pair: Pair, raw: dict[str, Any], folder: Path) -> dict[str, str]:
         "seeds": seeds,
         "random actions": f"{raw['random_episode_return']:.{digits}f}",
         "best published": pair.published,
-        "time": f"{raw['timing']['wall_seconds']:.0f} s",
+        "time": f"{raw['timing']['wall_seconds']:.0f} s" if raw["timing"] else "stopped",
     }
 
 
@@ -344,6 +345,22 @@ cores that often had other work.
 The published numbers follow other protocols: Zoo is one agent with deterministic evaluation (RL Baselines3 Zoo), SLM
 the training return of 4 seeds (SLM-Lab 5), blines one seed with sampled actions (gymnax-blines), and OPEN the PPO by
 which rl-learned-optimization normalises."""
+GPU_INTRODUCTION = """\
+# On a GPU
+
+Measured on one NVIDIA H100 80GB HBM3 with 16 CPU cores, Python 3.12, jax 0.11.2. **Everything here is of commit
+91d5ca0**, before the programs were made for a GPU: an iteration of PPO had 4,870 kernels then, and has 2,335 now
+([NOTES.md](NOTES.md#kernels-on-a-gpu)). Nothing of today's programs was measured on a GPU; `python
+benchmarks/results.py --gpu` and `python benchmarks/speed.py --gpu` replace these rows."""
+GPU_SCORES = """\
+Unnamed presets, 20 seeds; columns as in [RESULTS.md](RESULTS.md). Freeway and Seaquest were stopped at 8.0M of 10M env
+steps; their score is the last evaluation of the curve. OPEN and blines: RESULTS.md. REPPO is the PPO with which its
+authors compare, whose settings are those of the preset; Playground its own PPO, five seeds, as they measured it; Brax a
+plot of its notebook; Craftax the paper."""
+GPU_SPEED = """\
+The cases of [speed.py](speed.py): env steps per second over all lanes, training included, medians of two or three runs
+of programs that were run once before. Runs of one program differ by 1 to 3 %, two machines of this kind by up to 15 %.
+Matrix products in TF32, the default of JAX; in float32 PPO made 81,000 env steps/s with one lane, 30.7M with 2,048."""
 SHORT = (
     "script",
     "environment",
@@ -361,10 +378,6 @@ updates in 1M.""",
     "Variants": """\
 CleanRL's numbers are training returns of three seeds. MinAtar stands beside DQN's rows above: the same steps, the same
 seeds.""",
-    GPU: """\
-Made by `python benchmarks/results.py --gpu`, on the GPU that the raw file names. REPPO is the PPO with which its
-authors compare, whose settings are those of the preset; Playground its own PPO, five seeds, as they measured it; Brax a
-plot of its notebook; Craftax the paper.""",
     "Brax": """\
 `inverted_pendulum` and `reacher` use the backend `generalized`, the default, and `hopper` uses `spring`, which is six
 times faster (README.md, "Environments"); returns of different backends cannot be compared.""",
@@ -383,6 +396,8 @@ def report(raws: dict[Pair, dict[str, Any]]) -> str:
     """The text of RESULTS.md."""
     lines = [INTRODUCTION]
     for family, pairs in FAMILIES.items():
+        if family == GPU:
+            continue
         measured = {pair: raws[pair] for pair in pairs if pair in raws}
         missing = [pair.name for pair in pairs if pair not in raws]
         lines += ["", f"## {family}"]
@@ -397,6 +412,42 @@ def report(raws: dict[Pair, dict[str, Any]]) -> str:
         score, low, high = aggregate_iqm([x[:, -1] for x in samples])
         lines.append(f"| `{script}.py` | {len(samples)} | {score:.3f} | {low:.3f} to {high:.3f} |")
     return "\n".join([*lines, "", "![IQM over seeds and environments](results/aggregate.png)"]) + "\n"
+
+
+def gpu_report(raws: dict[Pair, dict[str, Any]]) -> str:
+    """The text of GPU.md."""
+    measured = {pair: raws[pair] for pair in FAMILIES[GPU] if pair in raws}
+    missing = [pair.name for pair in FAMILIES[GPU] if pair not in raws]
+    scores = [
+        "## Scores",
+        "",
+        GPU_SCORES,
+        "",
+        *table(measured, FOLDER),
+        "",
+        f"![Evaluation curves](results/{picture_of(GPU)})",
+    ]
+    with (FOLDER / "results" / "speed-gpu.csv").open(newline="") as file:
+        rows = [list(row.values()) for row in csv.DictReader(file)]
+    speed = ["| case | library | lanes | env steps/s | ours over theirs |", "|---|---|---|---|---|"]
+    speed += [
+        f"| `{case}` | {name} | {lanes} | {float(rate):,.0f} | {ratio} |"
+        for case, name, lanes, _, rate, ratio, *_ in rows
+    ]
+    lines = [
+        GPU_INTRODUCTION,
+        "",
+        *scores,
+        "",
+        f"Not measured yet: {', '.join(missing)}.",
+        "",
+        "## Speed",
+        "",
+        GPU_SPEED,
+        "",
+        *speed,
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def with_table(text: str, begin: str, lines: list[str]) -> str:
@@ -516,6 +567,7 @@ def main() -> None:
         show(pair, raw, recorded)
     raws = {pair: read(pair.path) for pair in PAIRS if pair.path.exists()}
     (FOLDER / "RESULTS.md").write_text(report(raws))
+    (FOLDER / "GPU.md").write_text(gpu_report(raws))
     for page, pairs in pages().items():
         rows = {pair: raws[pair] for pair in pairs if pair in raws}
         page.write_text(with_table(page.read_text(), BEGIN, table(rows, page.parent, SHORT)))

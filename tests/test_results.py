@@ -29,8 +29,9 @@ results = load()
 RAWS = {pair: results.read(pair.path) for pair in results.PAIRS if pair.path.exists()}
 
 
-def test_the_page_is_made_from_the_raw_files():
+def test_the_pages_are_made_from_the_raw_files():
     assert results.report(RAWS) == (ROOT / "benchmarks" / "RESULTS.md").read_text()
+    assert results.gpu_report(RAWS) == (ROOT / "benchmarks" / "GPU.md").read_text()
 
 
 @pytest.mark.parametrize("page", results.pages(), ids=lambda page: page.name)
@@ -130,9 +131,10 @@ def test_pairs_of_gpu_size_are_started_with_gpu_alone(tmp_path, monkeypatch):
 
 
 def test_the_pairs_of_gpu_size_stand_on_the_page_before_they_are_measured():
-    names = [pair.name for pair in results.FAMILIES[results.GPU]]
-    assert f"## {results.GPU}" in results.report({})
-    assert f"Not measured yet: {', '.join(names)}." in results.report({})
+    first, *missing = results.FAMILIES[results.GPU]
+    page = results.gpu_report({first: RAWS[next(iter(RAWS))]})
+    assert f"Not measured yet: {', '.join(pair.name for pair in missing)}." in page
+    assert first.env in page
 
 
 @pytest.mark.parametrize(("preset", "flags"), [("", []), ("small", ["--preset", "small"])])
