@@ -307,7 +307,7 @@ def table(raws: dict[Pair, dict[str, Any]], folder: Path, columns: tuple[str, ..
 
 
 def cells(pair: Pair, raw: dict[str, Any], folder: Path) -> dict[str, str]:
-    """What the tables say of a pair, by column."""
+    """The row of a pair, by column."""
     scores = np.array(raw["final_episode_return"])
     x = summarize(scores)
     digits = 1 if np.abs(scores).max() >= 10 else 2

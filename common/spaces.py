@@ -23,12 +23,12 @@ def choose_legal(number: jax.Array, mask: jax.Array | None) -> jax.Array:
 
 
 def actor_obs(obs: Any) -> Any:
-    """What the policy sees of an observation: all of it, or the entry `actor` of a dict. Also of `obs_shape`."""
+    """The part of an observation that the policy sees: all of it, or the entry `actor`. Also of `obs_shape`."""
     return obs["actor"] if isinstance(obs, dict) else obs
 
 
 def critic_obs(obs: Any) -> Any:
-    """What the value functions see: all of it, or the entry `critic`, known in simulation only (Pinto et al. 2018)."""
+    """The part that value functions see: all of it, or the entry `critic`, known in simulation (Pinto et al. 2018)."""
     return obs["critic"] if isinstance(obs, dict) else obs
 
 

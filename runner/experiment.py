@@ -1,4 +1,4 @@
-"""What a run trains, and its progress: the data types that the other modules share."""
+"""The lanes and parts of a run and its progress: the data types that the other modules share."""
 
 import dataclasses
 import itertools
@@ -143,7 +143,7 @@ class Progress(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What the report needs of a part, or of all lanes."""
+    """The results of a part, or of all lanes, for the report."""
 
     metrics: dict[str, np.ndarray]  # [num_lanes, num_iterations]
     evaluations: dict[str, np.ndarray]  # while training and at the end, as in Progress

@@ -70,7 +70,7 @@ class Run:
         self.tracker = Tracker(experiment, self.directory, self.wandb_id)
 
     def folder_of(self, part: Part) -> Path:
-        """Where the checkpoint and the metrics of a part are."""
+        """The folder of the checkpoint and the metrics of a part."""
         return files.part_folder(self.directory, self.parts, part)
 
     def train_parts(self) -> dict[Part, Result]:

@@ -1,4 +1,4 @@
-"""What a comparison compares: runs and settings of sweeps as lines with a label, and the environments they share."""
+"""The methods of a comparison: runs and settings of sweeps with a label, and the environments they share."""
 
 import dataclasses
 from collections import Counter, defaultdict

@@ -1,4 +1,4 @@
-"""What a reader of a comparison must know besides its numbers: how methods were scored, and what is missing."""
+"""Notes under the tables of a comparison: how methods were scored, and what is missing."""
 
 from collections import defaultdict
 

@@ -64,7 +64,7 @@ class Placement(NamedTuple):
         return self.on_devices(mapped, num_shared)
 
     def shardings(self, tree: Any) -> Any:
-        """Where the arrays [num_padded, ...] of a State, or of anything without environments, live."""
+        """Placement of the arrays [num_padded, ...] of a State, or of anything without environments."""
 
         def choose(path, x):
             field = jax.tree_util.keystr(path[:1], simple=True)

@@ -25,7 +25,7 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def style(axes: Axes) -> None:
-    """What all pictures share: a faint grid, and no frame above and on the right."""
+    """Give the axes the common look: a faint grid, no frame above and on the right."""
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 

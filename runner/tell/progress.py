@@ -1,4 +1,4 @@
-"""What a run prints while it trains: a progress bar on a terminal, plain lines anywhere else."""
+"""Progress of a run: a bar on a terminal, plain lines anywhere else."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Where the time of a command goes."""
+"""Seconds that a command spends on compiling, training, evaluating, saving and the report."""
 
 import contextlib
 import time
