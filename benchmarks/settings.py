@@ -52,17 +52,17 @@ STUDIES = [
         },
     ),
     Study("ppo_rnn", "MemoryChain-bsuite", 8, {"learning_rate": (), "gae_lambda": (0.0, 0.5, 0.9, 1.0)}),
-    Study("pqn", "CartPole-v1", 8, {"learning_rate": (), "q_lambda": (0.0, 0.5, 0.8, 1.0), "epsilon_end": (0.0, 0.2)}),
+    Study("pqn", "CartPole-v1", 8, {"learning_rate": (), "q_lambda": (0.0, 0.5, 0.8, 1.0)}),
     Study(
         "reppo",
         "Pendulum-v1",
         8,
         {"learning_rate": (), "kl_bound": (), "eta": (), "q_lambda": (0.0, 0.5, 0.8, 1.0)},
     ),
-    Study("sac", "Pendulum-v1", 4, RATES | {"gamma": (0.9, 0.95, 0.98, 0.995)}),
-    Study("td3", "Pendulum-v1", 4, RATES | {"exploration_noise": (0.0, 0.05, 0.3, 0.6)}),
+    Study("sac", "Pendulum-v1", 4, RATES),
+    Study("td3", "Pendulum-v1", 4, {"critic_learning_rate": (), "tau": (), "exploration_noise": (0.0, 0.05, 0.6)}),
     Study("sac_discrete", "CartPole-v1", 4, {"critic_learning_rate": (), "target_entropy": (0.1, 0.6, 0.98)}),
-    Study("dqn", "Acrobot-v1", 4, {"learning_rate": (), "gamma": (0.9, 0.95, 0.999), "epsilon_end": (0.0, 0.2)}),
+    Study("dqn", "Acrobot-v1", 4, {"learning_rate": (), "gamma": (0.9, 0.95, 0.999)}),
 ]
 
 
