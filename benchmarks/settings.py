@@ -41,14 +41,14 @@ RATES = {"actor_learning_rate": (), "critic_learning_rate": (), "tau": ()}
 STUDIES = [
     Study(
         "ppo",
-        "Pendulum-v1",
+        "CartPole-v1",
         8,
         {
             "learning_rate": (),
             "clip_eps": (0.05, 0.1, 0.3, 0.5),
-            "gae_lambda": (0.0, 0.5, 0.8, 1.0),
+            "gae_lambda": (0.0, 0.5, 0.95, 1.0),
             "gamma": (0.9, 0.95, 0.99, 0.999),
-            "ent_coef": (0.001, 0.01, 0.03),
+            "ent_coef": (0.0, 0.03, 0.1),
         },
     ),
     Study("ppo_rnn", "MemoryChain-bsuite", 8, {"learning_rate": (), "gae_lambda": (0.0, 0.5, 0.9, 1.0)}),
