@@ -28,7 +28,8 @@ from typing import Any
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # the check asks the driver, which is not there
 os.environ["JAX_PLATFORMS"] = "cpu,cuda"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_autotune_level=0"
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "variants")]
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +84,8 @@ SETTINGS = {
     },
     "sac": ACTOR_CRITIC,
     "td3": ACTOR_CRITIC,
+    "pqn": {"env": "CartPole-v1", "num_envs": 4, "num_steps": 128, "num_epochs": 4, "num_minibatches": 4},
+    "reppo": {"env": "Pendulum-v1", "num_envs": 4, "num_steps": 128, "num_epochs": 4, "num_minibatches": 4},
 }
 
 
@@ -184,7 +187,7 @@ def print_kernels(depth: int, name: str, kernels: list[str], rounds: int) -> Non
 def main() -> None:
     """Read the command line, compile, count and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("scripts", nargs="*", default=list(SETTINGS), help="such as ppo; by default the four")
+    parser.add_argument("scripts", nargs="*", default=list(SETTINGS), help="such as ppo; by default those of README.md")
     parser.add_argument("--env", default="", help="environment whose preset is compiled; without: SETTINGS")
     parser.add_argument("--preset", default="", help="name of its preset, such as small")
     parser.add_argument("--lanes", type=int, default=1, help="seeds that the program trains")
