@@ -101,8 +101,8 @@ def test_random_actions(env, low, high):
     assert low < results.random_return(env) < high
 
 
-def test_normalised_returns_are_0_for_random_actions_and_1_at_the_bar():
-    pair = results.Pair("ppo", "anything", bar=-100.0)
+def test_normalised_returns_are_0_for_random_actions_and_1_at_the_published_number():
+    pair = results.Pair("ppo", "anything", best=-100.0)
     raw = {
         "random_episode_return": -500.0,
         "eval_env_steps": [50, 100],
@@ -112,7 +112,14 @@ def test_normalised_returns_are_0_for_random_actions_and_1_at_the_bar():
     (returns,) = results.normalized_returns({pair: raw})["ppo"]
     np.testing.assert_allclose(returns[:, -1], [1.0, 0.5])
     np.testing.assert_allclose(returns[0, [0, 8, 13]], [0.0, 0.0, 0.25], atol=1e-12)  # 10, 50 and 75 % of the steps
-    assert results.normalized_returns({results.Pair("ppo", "no bar"): raw}) == {}
+    assert results.normalized_returns({results.Pair("ppo", "nothing published"): raw}) == {}
+
+
+def test_the_probability_to_beat_a_published_number():
+    assert results.beats([np.array([1.0, 1.0])])[0] == 0.5, "ties count half"
+    share, low, high = results.beats([np.array([2.0, 2.0, 0.0, 0.0]), np.array([2.0, 2.0, 2.0, 2.0])])
+    assert share == 0.75
+    assert 0.5 <= low < share < high <= 1.0
 
 
 def test_names_and_raw_files_are_of_one_pair_each():
