@@ -6,6 +6,7 @@ docs/reppo.md has the mathematics, each implementation detail, and what each met
 Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378), and cut lambda.
   - The KL is exact: that of the Gaussians, which the squashing does not change.
+  - The weight of the KL, eta, never falls below its start, so that a late excursion is corrected.
   - No auxiliary head. Observation statistics change after the epochs.
 
 Run: python variants/reppo.py --env Pendulum-v1 --num-seeds 16 (--help lists every setting)
@@ -60,7 +61,7 @@ class Config:
     num_bins: int = 151  # of the critic's range
     alpha: Positive = 0.01  # temperature at the start
     target_entropy: float = -0.5  # target per action dimension
-    eta: Positive = 0.01  # weight of the KL at the start
+    eta: Positive = 0.01  # weight of the KL at the start, and at least
     kl_bound: Positive = 0.1  # rows with a larger KL from the old policy bring it down
     normalize_obs: bool = True  # normalise by running mean and variance
     reward_scale: Positive = 1.0  # factor of the rewards
@@ -350,6 +351,8 @@ def make(config: Config) -> Algorithm:
         state, actor_metrics = step_on(state, "actor", actor_loss, minibatch, noise)
         state, alpha_metrics = step_on(state, "log_alpha", alpha_loss, actor_metrics["entropy"])
         state, eta_metrics = step_on(state, "log_eta", eta_loss, actor_metrics["kl"])
+        log_eta = jnp.maximum(state.params.log_eta, jnp.log(config.eta))
+        state = state.replace(params=state.params.replace(log_eta=log_eta))
         return state, critic_metrics | actor_metrics | alpha_metrics | eta_metrics
 
     def evaluate(state, rollout, noise):
