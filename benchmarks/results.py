@@ -541,11 +541,20 @@ def plot(path: Path, raws: dict[Pair, dict[str, Any]]) -> None:
                 steps, returns = np.array(raw["eval_env_steps"]), np.array(raw["eval_episode_return"])
                 color, line_style = COLORS[pair.script], STYLES[pair.script]
                 axes.fill_between(steps, *confidence_interval(returns), color=color, alpha=0.2, linewidth=0)
-                axes.plot(steps, iqm(returns), line_style, color=color, linewidth=1.8, label=pair.script)
+                axes.plot(
+                    steps,
+                    iqm(returns),
+                    line_style,
+                    color=color,
+                    linewidth=1.8,
+                    marker=".",
+                    markersize=4,
+                    label=pair.script,
+                )
         axes.set_title(env, fontsize="medium")
         steps = {step for pair, raw in raws.items() if pair.env == env for step in raw["eval_env_steps"] if step > 0}
         axes.set_xscale("symlog", linthresh=min(steps), linscale=0.4)  # budgets differ by a factor of ten; shows 0
-        axes.set_xticks([0, *(10**i for i in range(9) if min(steps) <= 10**i <= max(steps))])
+        axes.set_xticks([0, *(10**i for i in range(9) if min(steps) <= 10**i <= 1.05 * max(steps))])
         axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.minorticks_off()

@@ -8,7 +8,7 @@ from matplotlib import image
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from runner.tell import plots
-from runner.tell.plots import plot_curve, plot_metrics
+from runner.tell.plots import plot_curve, plot_metrics, plot_sweep
 from runner.tell.statistics import Curve
 
 STEPS = np.arange(1, 21) * 1000
@@ -121,3 +121,14 @@ def test_the_lowest_panel_of_each_column_has_numbers_at_its_ticks(panels, number
     drawn = panels([f"metric_{i}" for i in range(number)])
     has_numbers = [any(x.get_visible() and x.get_text() for x in axes.get_xticklabels()) for axes in drawn]
     assert has_numbers == [i + 4 >= number for i in range(number)]
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"), [((0.0, 0.001, 0.1), "symlog"), ((0.001, 0.1), "symlog"), ((0.0, 0.5, 1.0), "linear")]
+)
+def test_a_sweep_over_several_powers_of_ten_has_a_logarithmic_axis_also_with_a_zero(values, scale, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    summaries = [{"iqm": 1.0, "ci_low": 0.0, "ci_high": 2.0}] * len(values)
+    plot_sweep("sweep.png", {"coefficient": np.array(values)}, summaries, is_grid=True, title="")
+    assert figures[0].axes[0].get_xscale() == scale

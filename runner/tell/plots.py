@@ -169,8 +169,10 @@ def plot_sweep(
             axes.plot(values[order], scores[order], "o-" if is_line else "o", color="tab:blue")
             if is_line:
                 axes.fill_between(values[order], low[order], high[order], color="tab:blue", alpha=0.25, linewidth=0)
-            if values.min() > 0 and values.max() / values.min() > 20:
-                axes.set_xscale("log")
+            least = values[values > 0].min(initial=np.inf)
+            if values.min() >= 0 and values.max() / least > 20:
+                axes.set_xscale("symlog", linthresh=least)  # a logarithm that has a place for 0
+                axes.set_xlim(left=0.7 * values.min())
             axes.set_xlabel(name)
             style(axes)
         panels[0].set_ylabel(f"{SCORE} with 95 % CI" if len(settings) == 1 else SCORE)
