@@ -156,7 +156,7 @@ def test_a_run_says_what_it_does(script, undisturbed):
         r" +mean +IQM +95 % CI of the IQM +min +max",
         r" +-?\d+\.\d +-?\d+\.\d +-?\d+\.\d to -?\d+\.\d +-?\d+\.\d +-?\d+\.\d",
         rf"results in {(run := directory_of(script, 'undisturbed'))}",
-        rf"  continue:    python {script}.py --resume {run} --total-timesteps {twice}",
+        rf"  extend:      python {script}.py --resume {run} --total-timesteps {twice}",
         rf"  draw:        python -m runner.render {run}",
         rf"  compare:     python -m runner.compare {run} OTHER_RUN",
     ]
@@ -1150,7 +1150,7 @@ def test_a_run_says_when_it_waits_for_the_evaluation_program(is_late, monkeypatc
 
 
 def test_a_short_run_says_that_it_is_evaluated_less_often(capsys):
-    line = "2 evaluations instead of 20, which could take more than 16 times the env steps of training"
+    line = "2 evaluations: 20 could take more than 16 times the env steps of training"
     cases = ({}, True), ({"eval_every": "32"}, False), ({"eval_episodes": 0}, False), ({"eval_max_steps": 10}, False)
     for changes, is_said in cases:
         options = Options(**({"eval_episodes": 2} | changes))
@@ -1164,8 +1164,8 @@ def test_a_run_on_a_gpu_says_what_its_evaluations_could_take(capsys, monkeypatch
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     experiment = Experiment("ppo.py", None, small_config("ppo", 100), Options(eval_episodes=2), {})
     print_header(experiment, True, 1, jnp.zeros(3))
-    line = "which could take more than a tenth of the steps and updates that training makes one after another; --eval"
-    assert f"1 evaluation instead of 20, {line}" in capsys.readouterr().out
+    line = "20 could take more than a tenth of the steps and updates that training makes one after another; --eval"
+    assert f"1 evaluation: {line}" in capsys.readouterr().out
 
 
 def test_each_evaluation_plays_other_episodes():

@@ -38,8 +38,8 @@ def print_header(experiment: Experiment, has_preset: bool, num_devices: int, abs
     if options.eval_episodes and options.eval_every == "auto" and number < MAX_EVALUATIONS:
         count = "1 evaluation" if number == 1 else f"{number} evaluations"
         bounds = evaluation_bounds(experiment)
-        more = f"which could take more than {min(bounds, key=bounds.get)}"
-        print(f"{count} instead of {MAX_EVALUATIONS}, {more}; --eval-every N overrides")
+        more = f"{MAX_EVALUATIONS} could take more than {min(bounds, key=bounds.get)}"
+        print(f"{count}: {more}; --eval-every N overrides")
     sys.stdout.flush()
 
 

@@ -134,7 +134,7 @@ def print_commands(experiment: Experiment, directory: Path, is_stopped: bool) ->
     longer = 2 * experiment.config.total_timesteps
     print(f"\nresults in {directory}")
     if not is_stopped:
-        print(f"  continue:    python {script} --resume {run} --total-timesteps {longer}")
+        print(f"  extend:      python {script} --resume {run} --total-timesteps {longer}")
     print(f"  draw:        python -m runner.render {run}")
     print(f"  compare:     python -m runner.compare {run} OTHER_RUN", flush=True)
     if experiment.options.wandb == "offline":
