@@ -302,3 +302,15 @@ STOPPED = "error: it would read the run"
 
 def stop(*_) -> None:
     raise ValueError(STOPPED.removeprefix("error: "))
+
+
+# -- Numbers -----------------------------------------------------------------------------------------------------------
+
+
+def test_readme_counts_the_lines_of_each_script_and_the_environments_of_all_suites():
+    text = PAGES["README.md"].read_text()
+    lines = dict(re.findall(r"^\| \[`([\w/]+\.py)`\]\(docs/\w+\.md\) \| (\d+) \|", text, re.MULTILINE))
+    scripts = [*ROOT.glob("*.py"), *(ROOT / "variants").glob("*.py")]
+    assert lines == {str(x.relative_to(ROOT)): str(len(x.read_text().splitlines())) for x in scripts}
+    number = sum(len(importlib.import_module(f"common.suites.{suite}").names()) for suite in suites())
+    assert f"[{number} environments](docs/environments.md)" in text
