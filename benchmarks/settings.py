@@ -53,16 +53,11 @@ STUDIES = [
     ),
     Study("ppo_rnn", "MemoryChain-bsuite", 8, {"learning_rate": (), "gae_lambda": (0.0, 0.5, 0.9, 1.0)}),
     Study("pqn", "CartPole-v1", 8, {"learning_rate": (), "q_lambda": (0.0, 0.5, 0.8, 1.0)}),
-    Study(
-        "reppo",
-        "Pendulum-v1",
-        8,
-        {"learning_rate": (), "kl_bound": (), "eta": (), "q_lambda": (0.0, 0.5, 0.8, 1.0)},
-    ),
+    Study("reppo", "Pendulum-v1", 4, {"learning_rate": (), "kl_bound": (), "eta": ()}),
     Study("sac", "Pendulum-v1", 4, RATES),
     Study("td3", "Pendulum-v1", 4, {"critic_learning_rate": (), "tau": (), "exploration_noise": (0.0, 0.05, 0.6)}),
     Study("sac_discrete", "CartPole-v1", 4, {"critic_learning_rate": (), "target_entropy": (0.1, 0.6, 0.98)}),
-    Study("dqn", "Acrobot-v1", 4, {"learning_rate": (), "gamma": (0.9, 0.95, 0.999)}),
+    Study("dqn", "Acrobot-v1", 4, {"learning_rate": ()}),
 ]
 
 
