@@ -5,6 +5,7 @@ import importlib
 import json
 import sys
 
+import numpy as np
 import pytest
 from helpers import ROOT, execute, presets, rank_promotion
 
@@ -184,3 +185,53 @@ def test_a_case_that_is_not_there(tmp_path):
     result = execute(str(ROOT / "benchmarks" / "speed.py"), "--gpu", "--only", "ppo-3", cwd=tmp_path, PYTHONPATH=None)
     assert result.status == 2
     assert "error: --only: the cases are ppo-1, ppo-16, ppo-128, ppo-2048, dqn-1, " in result.stderr
+
+
+# -- Settings ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def settings(monkeypatch):
+    """The module benchmarks/settings.py."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.syspath_prepend(ROOT / "variants")
+    return importlib.import_module("settings")
+
+
+def test_the_tables_of_settings_are_made_from_the_recorded_scores(settings):
+    raws = settings.read(settings.RAW)
+    assert raws.keys() <= {study.script for study in settings.STUDIES}
+    for study in settings.STUDIES:
+        page = (ROOT / "docs" / f"{study.script}.md").read_text()
+        assert page.count(settings.BEGIN) == 1
+        if study.script in raws:
+            assert settings.with_table(page, settings.BEGIN, settings.lines(study, raws[study.script])) == page
+            for x in raws[study.script].values():
+                assert [len(row) for row in x["returns"]] == [study.num_seeds] * len(x["values"])
+
+
+def test_a_study_has_the_value_of_the_preset_among_its_values(settings):
+    for study in settings.STUDIES:
+        for field in study.fields:
+            preset = getattr(settings.make_config(settings.Pair(study.script, study.env)), field)
+            values = settings.values(study, field)
+            assert preset in values
+            assert values == sorted(set(values))
+
+
+def test_scores_are_told_apart_by_the_swept_value(settings, tmp_path, monkeypatch):
+    """The command line writes lanes in its own order."""
+    study = settings.Study("ppo", "CartPole-v1", 2, {"learning_rate": ()})
+    rates = np.float32(settings.values(study, "learning_rate"))[::-1].repeat(2)
+
+    def call(command):
+        folder = tmp_path / "ppo" / "CartPole-v1" / "learning_rate"
+        folder.mkdir(parents=True)
+        returns = np.stack([np.zeros(len(rates)), 1000 * rates], axis=1)
+        np.savez(folder / "metrics.npz", sweep_learning_rate=rates, eval_episode_return=returns)
+        (folder / "config.json").write_text('{"git_commit": "abc"}')
+
+    monkeypatch.setattr(settings, "call", call)
+    raw = settings.sweep(study, "learning_rate", tmp_path)
+    np.testing.assert_allclose(raw["returns"], np.stack([1000 * np.array(raw["values"])] * 2, axis=1), rtol=1e-3)
+    assert "--seed 1000 --sweep learning-rate=0.00025,0.00075,0.0025," in raw["command"]
