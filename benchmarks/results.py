@@ -87,8 +87,7 @@ class Pair:
 HEADLINE, GPU = "Classic control", "Presets of GPU size"
 # Zoo: RL Baselines3 Zoo, one agent, deterministic evaluation. SLM: SLM-Lab 5, 4 seeds, training return.
 # blines: gymnax-blines, 1 seed, 164 rollouts with sampled actions. OPEN: PPO with tuned Adam, by which
-# rl-learned-optimization normalises. The others:
-# REMARKS.
+# rl-learned-optimization normalises. The others: REMARKS and GPU_SCORES.
 FAMILIES = {
     HEADLINE: [
         Pair("ppo", "CartPole-v1", 475.0, "500 at 100k (Zoo)", best=500.0),

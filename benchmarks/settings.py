@@ -36,6 +36,10 @@ class Study:
     num_seeds: int
     fields: dict[str, tuple[float, ...]]  # name -> values besides the preset's; empty: FACTORS times the preset's
 
+    def preset(self, field: str) -> float:
+        """The preset's value of a setting."""
+        return getattr(make_config(Pair(self.script, self.env)), field)
+
 
 RATES = {"actor_learning_rate": (), "critic_learning_rate": (), "tau": ()}
 STUDIES = [
@@ -63,7 +67,7 @@ STUDIES = [
 
 def values(study: Study, field: str) -> list[float]:
     """The values of a setting, ascending, the preset's among them."""
-    preset = getattr(make_config(Pair(study.script, study.env)), field)
+    preset = study.preset(field)
     others = study.fields[field] or [float(f"{preset * factor:.2g}") for factor in FACTORS]
     return sorted({*others, preset})
 
@@ -90,11 +94,10 @@ def lines(study: Study, raw: dict[str, Any]) -> list[str]:
     """Markdown: a table of the scores, and the picture."""
     rows = ["| setting | IQM of the greedy return by value, worst seed in brackets |", "|---|---|"]
     for field, x in raw.items():
-        preset = getattr(make_config(Pair(study.script, study.env)), field)
         scores = [summarize(np.array(row)) for row in x["returns"]]
         digits = 2 if np.abs(x["returns"]).max() < 10 else 1
         cells = [f"{s['iqm']:.{digits}f} ({s['min']:.{digits}f})" for s in scores]
-        named = [f"**{v:g}**" if v == preset else f"{v:g}" for v in x["values"]]
+        named = [f"**{v:g}**" if v == study.preset(field) else f"{v:g}" for v in x["values"]]
         rows.append(f"| `{field}` | {', '.join(f'{v}: {cell}' for v, cell in zip(named, cells, strict=True))} |")
     picture = f"![Greedy return against each setting](pictures/{study.script}-settings.png)"
     text = f"""{study.env}, one setting varied at a time, {study.num_seeds} seeds for each value; the preset's is bold
@@ -114,8 +117,7 @@ def plot(path: Path, study: Study, raw: dict[str, Any]) -> None:
         low, high = ([score[name] for score in scores] for name in ("ci_low", "ci_high"))
         axes.fill_between(places, low, high, color="tab:blue", alpha=0.2, linewidth=0)
         axes.plot(places, [score["iqm"] for score in scores], color="tab:blue", linewidth=1.8)
-        preset = getattr(make_config(Pair(study.script, study.env)), field)
-        axes.axvline(x["values"].index(preset), color="black", linewidth=0.8, linestyle=":")
+        axes.axvline(x["values"].index(study.preset(field)), color="black", linewidth=0.8, linestyle=":")
         axes.set_xticks(places, [f"{value:g}" for value in x["values"]], rotation=45, fontsize="small")
         axes.set_title(field, fontsize="medium")
         style(axes)

@@ -213,7 +213,7 @@ def test_the_tables_of_settings_are_made_from_the_recorded_scores(settings):
 def test_a_study_has_the_value_of_the_preset_among_its_values(settings):
     for study in settings.STUDIES:
         for field in study.fields:
-            preset = getattr(settings.make_config(settings.Pair(study.script, study.env)), field)
+            preset = study.preset(field)
             values = settings.values(study, field)
             assert preset in values
             assert values == sorted(set(values))
