@@ -62,7 +62,7 @@ class Run:
         try:
             lane_bytes = num_bytes(self.abstract_state)
             self.programs, self.parts = divide_lanes(make_programs, experiment, num_devices, lane_bytes, self.parts)
-        except ValueError:
+        except Exception:  # also one of the script's own, such as a changed loss raises when it is traced
             if not options.resume:
                 discard(self.directory)
             raise

@@ -748,13 +748,22 @@ def test_a_flag_without_its_value(script, folder):
     assert contents(folder) == {}
 
 
-@pytest.mark.parametrize("where", ["init", "step"])
-def test_a_mistake_in_a_changed_script_keeps_its_traceback(where, monkeypatch):
+@pytest.mark.parametrize(
+    ("where", "mistake", "message"),
+    [
+        ("init", lambda: jnp.where(jnp.ones(3) > 0, jnp.ones(4), 0.0), "ValueError: Incompatible shapes"),
+        ("step", lambda: jnp.where(jnp.ones(3) > 0, jnp.ones(4), 0.0), "ValueError: Incompatible shapes"),
+        ("step", lambda: jnp.ones(3) + "1", "TypeError: "),
+    ],
+)
+def test_a_mistake_in_a_changed_script_keeps_its_traceback_and_leaves_no_folder(
+    where, mistake, message, monkeypatch, folder
+):
     import ppo
 
     def make(config):
         def mistaken(*args):
-            return jnp.where(jnp.ones(3) > 0, jnp.ones(4), 0.0)
+            return mistake()
 
         return made(config)._replace(**{where: mistaken})
 
@@ -763,7 +772,8 @@ def test_a_mistake_in_a_changed_script_keeps_its_traceback(where, monkeypatch):
     result = call("ppo", *small_run("ppo", name="mistaken"))
     assert result.status == 1
     assert "in mistaken" in result.stderr
-    assert "ValueError: Incompatible shapes" in result.stderr
+    assert message in result.stderr
+    assert not (folder / directory_of("ppo", "mistaken")).exists(), "the same --name could not be used again"
 
 
 @one

@@ -1,5 +1,6 @@
 """The end of a run: the tables that it prints and the files that it writes."""
 
+import contextlib
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,7 +136,9 @@ def print_commands(experiment: Experiment, directory: Path, is_stopped: bool) ->
     print(f"\nresults in {directory}")
     if not is_stopped:
         print(f"  extend:      python {script} --resume {run} --total-timesteps {longer}")
-    print(f"  draw:        python -m runner.render {run}")
+    with contextlib.suppress(ValueError):  # some environments cannot be drawn
+        make_env(experiment.config.env).suite.renderer()
+        print(f"  draw:        python -m runner.render {run}")
     print(f"  compare:     python -m runner.compare {run} OTHER_RUN", flush=True)
     if experiment.options.wandb == "offline":
         print(f"  upload:      wandb sync {run}/wandb/offline-run-*", flush=True)
