@@ -115,6 +115,21 @@ def test_normalised_returns_are_0_for_random_actions_and_1_at_the_published_numb
     assert results.normalized_returns({results.Pair("ppo", "nothing published"): raw}) == {}
 
 
+@pytest.mark.parametrize(
+    ("iqm", "high", "verdict"), [(-149.96, -140.0, "yes"), (-150.1, -149.0, "within"), (-150.1, -150.05, "no")]
+)
+def test_a_bar_is_reached_missed_or_within_the_interval(iqm, high, verdict):
+    assert results.reached({"iqm": iqm, "ci_high": high}, -150.0) == ["-150", verdict]
+    assert results.reached({"iqm": iqm, "ci_high": high}, None) == ["", ""]
+
+
+def test_the_bars_of_all_rows_with_a_goal_stand_in_one_table():
+    lines = results.bars(RAWS)
+    assert len(lines) == sum(pair.bar is not None or pair.best is not None for pair in RAWS)
+    (line,) = (line for line in lines if "ppo.py" in line and "| Breakout-MinAtar |" in line)
+    assert line.endswith("|  |  | 50.1 | no |")
+
+
 def test_the_probability_to_beat_a_published_number():
     assert results.beats([np.array([1.0, 1.0])])[0] == 0.5, "ties count half"
     share, low, high = results.beats([np.array([2.0, 2.0, 0.0, 0.0]), np.array([2.0, 2.0, 2.0, 2.0])])

@@ -1,0 +1,118 @@
+"""Numbers in the prose of the pages are those of the recorded files; tables that a tool makes are in test_results."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+from helpers import ROOT
+
+from runner.tell.statistics import confidence_interval, iqm
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+class Row:
+    """What is said of a row of RESULTS.md."""
+
+    def __init__(self, name):
+        raw = json.loads((RESULTS / "raw" / f"{name}.json").read_text())
+        self.scores = np.array(raw["final_episode_return"])
+        self.iqm, self.worst, self.seconds = iqm(self.scores), self.scores.min(), raw["timing"]["wall_seconds"]
+
+    def below(self, score):
+        return f"{count(int((self.scores < score).sum()))} of {len(self.scores)} seeds"
+
+
+def count(n):
+    return ["none", "one", "two", "three", "four"][n] if n < 5 else f"{n}"
+
+
+SENTENCES = {  # page -> [row of it -> a sentence, for each row]
+    "docs/reppo.md": [
+        ("reppo-Pendulum-v1", lambda x: f"the worst of {len(x.scores)} seeds of REPPO has {x.worst:.1f}"),
+    ],
+    "docs/dqn.md": [
+        ("dqn-MountainCar-v0", lambda x: f"{x.below(-199)} never find the goal and stay at -200"),
+    ],
+    "docs/pqn.md": [
+        ("pqn-CartPole-v1", lambda x: f"On CartPole-v1 {x.below(475)} ends below 475"),
+        ("pqn-Breakout-MinAtar-small", lambda x: f"(Breakout: {x.seconds:.0f} s for"),
+        ("dqn-Breakout-MinAtar", lambda x: f" {x.seconds:,.0f} s, five seeds;"),
+    ],
+    "docs/sac_discrete.md": [
+        ("sac_discrete-CartPole-v1", lambda x: f"{x.below(475).capitalize()} ends at {x.worst:.1f}"),
+    ],
+    "docs/sweeps-and-comparison.md": [
+        ("dqn-MountainCar-v0", lambda x: f"where {x.below(-199)} end at -200"),
+    ],
+    "benchmarks/NOTES.md": [
+        ("reppo-Pendulum-v1", lambda x: f"seeds 0 to 19: {x.iqm:.1f} ({x.worst:.0f})"),
+        ("td3-Pendulum-v1", lambda x: f"the preset has {x.iqm:.1f} over seeds 0 to 19"),
+    ],
+}
+
+
+def words(page):
+    """The text of a page in one line, without links' addresses and made tables."""
+    text = re.sub(r"<!-- made by .*?<!-- end -->", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    return " ".join(re.sub(r"\]\([^)]*\)", "]", text).split())
+
+
+@pytest.mark.parametrize(
+    ("page", "row", "sentence"), [(page, *x) for page, sentences in SENTENCES.items() for x in sentences]
+)
+def test_a_sentence_about_a_row_says_what_its_raw_file_says(page, row, sentence):
+    assert sentence(Row(row)) in words(page)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_scores_and_times_in_the_prose_of_results_are_checked(page):
+    """By a sentence above: numbers with a sign or a decimal point, seconds and counts of seeds that fail."""
+    *_, section = words(page).partition(" ## Results ")
+    section = section.partition(" ## ")[0]
+    for row, sentence in SENTENCES.get(str(page.relative_to(ROOT)), []):
+        section = section.replace(sentence(Row(row)), "")
+    numbers = r"(?i)(?<![\w.-])(?:-\d[\d,.]*|\d+\.\d+|[\d,.]+ s\b|(?:one|two|three|four|\d+) of \d+ seeds)"
+    assert re.findall(numbers, re.sub("`[^`]*`", "", section)) == []
+
+
+def test_how_many_seeds_is_computed_from_the_raw_files():
+    page = words("docs/sweeps-and-comparison.md")
+    for n in (5, 10, 20):
+        line = f"| {n} |"
+        for name in ("sac-Pendulum-v1", "dqn-MountainCar-v0"):
+            low, high = confidence_interval(Row(name).scores[:n])
+            line += f" {iqm(Row(name).scores[:n]):.1f}, {low:.1f} to {high:.1f} |"
+        assert line in page
+
+
+def test_the_speed_table_is_that_of_the_csv():
+    with (RESULTS / "speed.csv").open(newline="") as file:
+        rates = {(row["case"], row["contender"]): row for row in csv.DictReader(file)}
+    page, cases = (ROOT / "benchmarks" / "README.md").read_text(), 0
+    for case, cells in re.findall(r"^\| `([a-z0-9-]+)`: [^|]*\|(.*)\|$", page, re.MULTILINE):
+        ours, theirs = rates[case, "ours"], rates[case, "Rejax"]
+        line = [ours["lanes"], ours["cores"], *(f"{int(row['env_steps_per_s']):,}" for row in (ours, theirs))]
+        assert cells.split("|") == [f" {cell} " for cell in (*line, f"{float(theirs['ratio']):.2f}")]
+        cases += 1
+    assert cases == sum(contender == "Rejax" for _, contender in rates)
+    others = [rates["ppo-1", name]["env_steps_per_s"] for name in ("Stable-Baselines3", "SBX")]
+    ratios = [f"{float(rates['ppo-1', name]['ratio']):.1f}" for name in ("Stable-Baselines3", "SBX")]
+    assert "makes {:,} env steps/s, SBX {:,}: {} and {} times".format(*map(int, others), *ratios) in words(
+        "benchmarks/README.md"
+    )
+
+
+def test_the_sentences_about_growth_are_those_of_the_csv():
+    with (RESULTS / "scaling.csv").open(newline="") as file:
+        seconds = {(row["what"], int(row["value"])): float(row["seconds"]) for row in csv.DictReader(file)}
+    steps, buffer, lanes = (
+        seconds[what, most] / seconds[what, least]
+        for what, least, most in (("env steps", 25_600, 409_600), ("buffer size", 10_000, 10**6), ("lanes", 1, 256))
+    )
+    page = words("benchmarks/README.md")
+    assert f"409,600 take {steps:.1f} times as long as 25,600" in page
+    assert f"a million transitions {buffer:.2f} times as long as ten thousand" in page
+    assert f"256 lanes take {lanes:.0f} times as long as one" in page
