@@ -30,9 +30,6 @@ def count(n):
 
 
 SENTENCES = {  # page -> [row of it -> a sentence, for each row]
-    "docs/reppo.md": [
-        ("reppo-Pendulum-v1", lambda x: f"the worst of {len(x.scores)} seeds of REPPO has {x.worst:.1f}"),
-    ],
     "docs/dqn.md": [
         ("dqn-MountainCar-v0", lambda x: f"{x.below(-199)} never find the goal and stay at -200"),
     ],
@@ -48,7 +45,8 @@ SENTENCES = {  # page -> [row of it -> a sentence, for each row]
         ("dqn-MountainCar-v0", lambda x: f"where {x.below(-199)} end at -200"),
     ],
     "benchmarks/NOTES.md": [
-        ("reppo-Pendulum-v1", lambda x: f"seeds 0 to 19: {x.iqm:.1f} ({x.worst:.0f})"),
+        ("reppo-Pendulum-v1", lambda x: f"with 0.1 {x.iqm:.1f} ({x.worst:.0f})"),
+        ("reppo-brax-hopper-backend-spring-small", lambda x: f"in 1M: {x.iqm:.1f} ({x.worst:.0f})"),
         ("td3-Pendulum-v1", lambda x: f"the preset has {x.iqm:.1f} over seeds 0 to 19"),
     ],
 }
