@@ -1170,6 +1170,15 @@ def test_a_short_run_says_that_it_is_evaluated_less_often(capsys):
         assert ("could take more than" in output) == is_said
 
 
+@pytest.mark.parametrize(("env", "is_drawn"), [("CartPole-v1", True), ("DeepSea-bsuite", False)])
+def test_draw_is_offered_where_the_environment_can_be_drawn(env, is_drawn, capsys):
+    experiment = Experiment("ppo.py", None, dataclasses.replace(small_config("ppo"), env=env), Options(), {})
+    runner.tell.report.print_commands(experiment, Path("folder"), False)
+    output = capsys.readouterr().out
+    assert ("  draw:        python -m runner.render folder\n" in output) == is_drawn
+    assert "  compare:     python -m runner.compare folder OTHER_RUN\n" in output
+
+
 def test_a_run_on_a_gpu_says_what_its_evaluations_could_take(capsys, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     experiment = Experiment("ppo.py", None, small_config("ppo", 100), Options(eval_episodes=2), {})
