@@ -343,10 +343,10 @@ INTRODUCTION = """\
 
 Made by `python benchmarks/results.py`; `--only <script>/<environment>` repeats a row. Each row is a preset of the
 script, the one whose name follows the environment or else that without a name, on seeds 0 to 19, or on the first ones
-where `seeds` is less. But for those of GPU size, which are published ones, the settings of PPO, of DQN on CartPole, and
-all for the MountainCars, bsuite, misc, and Brax' reacher and hopper, were chosen on seeds 1000 and up. Scores are
-greedy returns after training, over 100 whole episodes for each seed: the interquartile mean (IQM) over seeds with its
-95 % bootstrap interval, the mean, and the worst seed.
+where `seeds` is less. But for those of GPU size, which are published ones, the settings of PPO and REPPO, of DQN on
+CartPole, and all for the MountainCars, bsuite, misc, and Brax' reacher and hopper, were chosen on seeds 1000 and up.
+Scores are greedy returns after training, over 100 whole episodes for each seed: the interquartile mean (IQM) over seeds
+with its 95 % bootstrap interval, the mean, and the worst seed.
 The name of the script leads to the raw file with the commands, the settings, the curve and the score of every seed,
 the commit, the versions and the machine. `time` is the whole training command for all seeds together, on one or two
 cores that often had other work.
