@@ -382,8 +382,8 @@ SHORT = (
 REMARKS = {
     "MinAtar, as gymnax has it": """\
 No sticky actions, the fewest actions, and at most 1,000 steps in an episode (Freeway 2,500): not the MinAtar of Young &
-Tian (2019). The published scores take ten times the steps, as does PPO's preset without a name; `small` has few
-updates in 1M.""",
+Tian (2019). The published scores take ten times the steps, as does PPO's preset without a name; in 1M, `small` makes
+four times as many updates per env step.""",
     "Variants": """\
 CleanRL's numbers are training returns of three seeds. MinAtar stands beside DQN's rows above: the same steps, the same
 seeds.""",
