@@ -10,7 +10,7 @@ A pair is trained on seeds 0 to 19 with a preset of its script, evaluated 20 tim
 for each seed) and at the end over 100 whole episodes for each seed. A training run that was stopped is continued, and
 one that has ended is not repeated: remove its folder, `runs/<script>/<env>/results`, to train it afresh. The raw file
 `results/raw/<script>-<env>.json` has the commands, every seed's curve and final score, and the machine. Folder and
-file of a preset with a name end in `-<name>`.
+file of a preset with a name end in `-<name>`, those of a changed setting in `-<field>-<value>`.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,22 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "variants")]
+sys.path[:0] = [str(ROOT), str(ROOT / "variants"), str(ROOT / "benchmarks")]
+
+import hidden_velocity  # noqa: E402, F401  # registers its environments
 
 from common.environment import make_env  # noqa: E402
-from runner.ask.cli import find_preset  # noqa: E402
+from runner.ask.cli import find_preset, to_flags  # noqa: E402
 from runner.machine.evaluation import episode_limit, evaluate  # noqa: E402
 from runner.tell.plots import style  # noqa: E402
-from runner.tell.statistics import aggregate_iqm, bootstrap_interval, confidence_interval, iqm, summarize  # noqa: E402
+from runner.tell.statistics import (  # noqa: E402
+    aggregate_iqm,
+    bootstrap_interval,
+    confidence_interval,
+    iqm,
+    probability_of_improvement,
+    summarize,
+)
 
 FOLDER = ROOT / "benchmarks"
 RAW = FOLDER / "results" / "raw"
@@ -67,11 +76,18 @@ class Pair:
     num_seeds: int = 20
     preset: str = ""  # its name; "": the one without
     best: float | None = None  # the best number in `published`
+    changes: tuple[tuple[str, Any], ...] = ()  # fields of the Config that differ from the preset, and their values
 
     @property
     def name(self) -> str:
-        """`ppo/CartPole-v1`, with a named preset `ppo/brax/reacher/small`."""
-        return "/".join(filter(None, [self.script, self.env, self.preset]))
+        """`ppo/CartPole-v1`, with a named preset `ppo/brax/reacher/small`, with a change `dqn/CartPole-v1/n_step=1`."""
+        changes = ",".join(f"{field}={value}" for field, value in self.changes)
+        return "/".join(filter(None, [self.script, self.env, self.preset, changes]))
+
+    @property
+    def flags(self) -> str:
+        """The changes as they are typed."""
+        return " ".join(to_flags(dict(self.changes)))
 
     @property
     def file(self) -> str:
@@ -79,12 +95,20 @@ class Pair:
         return f"{self.script}.py" if (ROOT / f"{self.script}.py").exists() else f"variants/{self.script}.py"
 
     @property
+    def command(self) -> list[str]:
+        """What stands behind `python`: the script, and before it the one that registers the environment."""
+        return [*["benchmarks/hidden_velocity.py"] * self.env.endswith("-hidden-velocity"), self.file]
+
+    @property
     def path(self) -> Path:
         """The raw file."""
-        return RAW / f"{re.sub('[/:=]', '-', self.name)}.json"
+        return RAW / f"{re.sub('[/:=,]', '-', self.name)}.json"
 
 
-HEADLINE, GPU = "Classic control", "Presets of GPU size"
+HEADLINE, GPU, OPTIONS = "Classic control", "Presets of GPU size", "Options"
+# The settings of PPO and recurrent PPO where one observation is not enough; the same for both.
+CHAIN = (("total_timesteps", 50_000), ("num_envs", 16), ("num_steps", 64), ("learning_rate", 2.5e-3))
+HIDDEN = (*CHAIN[1:], ("total_timesteps", 200_000), ("normalize_obs", True), ("normalize_reward", True))
 # Zoo: RL Baselines3 Zoo, one agent, deterministic evaluation. SLM: SLM-Lab 5, 4 seeds, training return.
 # blines: gymnax-blines, 1 seed, 164 rollouts with sampled actions. OPEN: PPO with tuned Adam, by which
 # rl-learned-optimization normalises. The others: REMARKS and GPU_SCORES.
@@ -165,6 +189,32 @@ FAMILIES = {
         Pair("reppo", "brax/hopper:backend=spring", 1440.0, num_seeds=5, preset="small"),
         Pair("sac_discrete", "CartPole-v1", 475.0),
         Pair("ppo_rnn", "MemoryChain-bsuite", 0.9),
+        Pair("ppo_rnn", "MemoryChain-bsuite:memory_length=16", 0.9, changes=CHAIN),
+        Pair("ppo", "MemoryChain-bsuite:memory_length=16", changes=CHAIN),
+        Pair("ppo_rnn", "CartPole-hidden-velocity", 475.0, changes=HIDDEN),
+        Pair("ppo", "CartPole-hidden-velocity", changes=HIDDEN),
+    ],
+    "Other suites": [
+        Pair("ppo", "playground/CartpoleBalance", num_seeds=2, preset="small"),
+        Pair("ppo", "navix/Navix-Empty-5x5-v0", num_seeds=5),
+        Pair("ppo", "xminigrid/MiniGrid-Empty-5x5", num_seeds=5),
+        Pair("ppo", "pgx/minatar-breakout", num_seeds=5, preset="small"),
+    ],
+    OPTIONS: [  # an option switched on that the preset does not have, or off that it has
+        Pair("ppo", "Acrobot-v1", changes=(("layer_norm", False),)),
+        Pair("ppo", "Pendulum-v1", changes=(("layer_norm", False),)),
+        Pair("ppo", "CartPole-v1", changes=(("target_kl", 0.02),)),
+        Pair("ppo", "Pendulum-v1", changes=(("target_kl", 0.02),)),
+        Pair("dqn", "CartPole-v1", changes=(("layer_norm", False),)),
+        Pair("dqn", "CartPole-v1", changes=(("n_step", 1),)),
+        Pair("dqn", "Acrobot-v1", changes=(("layer_norm", False),)),
+        Pair("dqn", "Acrobot-v1", changes=(("n_step", 3),)),
+        Pair("sac", "Pendulum-v1", changes=(("noise_steps", 20),)),
+        Pair("sac", "Pendulum-v1", changes=(("torso", "simba"),)),
+        Pair("sac", "MountainCarContinuous-v0", changes=(("noise_steps", 1),)),
+        Pair("td3", "Pendulum-v1", changes=(("noise_steps", 20),)),
+        Pair("td3", "MountainCarContinuous-v0", changes=(("noise_steps", 1),)),
+        Pair("td3", "MountainCarContinuous-v0", changes=(("gamma", 0.99),)),
     ],
     GPU: [
         Pair("ppo", "playground/CartpoleBalance", None, "1000 (REPPO); 1000 at 60M (Playground)", 3),
@@ -208,18 +258,20 @@ def pairs_to_train(only: list[str], gpu: bool) -> list[Pair]:
 
 def train(pair: Pair, out: Path) -> dict[str, Any]:
     """Train a pair, or continue it, and return what its raw file says."""
-    name = "-".join(filter(None, ["results", pair.preset]))
+    changes = [f"{field}-{value}" for field, value in pair.changes]
+    name = "-".join(filter(None, ["results", pair.preset, *changes]))
     folder = out / pair.script / pair.env / name
-    train_command = [pair.file, "--env", pair.env, "--num-seeds", str(pair.num_seeds)]
+    train_command = [*pair.command, "--env", pair.env, "--num-seeds", str(pair.num_seeds)]
     if pair.preset:
         train_command += ["--preset", pair.preset]
+    train_command += to_flags(dict(pair.changes))
     if (folder / "config.json").exists() and read(folder / "config.json")["config"] != settings(pair):
         sys.exit(f"{folder} was trained with other settings than the preset of today: remove it")
     begin = [*train_command, "--out", str(out), "--name", name]
     if not (folder / "timing.json").exists():
-        call([pair.file, "--resume", str(folder)] if (folder / "config.json").exists() else begin)
+        call([*pair.command, "--resume", str(folder)] if (folder / "config.json").exists() else begin)
         (folder / "timing.json").write_bytes((folder / "summary.json").read_bytes())
-    call([pair.file, "--resume", str(folder), "--eval-episodes", str(FINAL_EPISODES)])
+    call([*pair.command, "--resume", str(folder), "--eval-episodes", str(FINAL_EPISODES)])
     timed, summary, record = (read(folder / f"{name}.json") for name in ("timing", "summary", "config"))
     with np.load(folder / "metrics.npz") as metrics:
         steps, returns = metrics["eval_env_steps"], metrics["eval_episode_return"]
@@ -247,9 +299,10 @@ def settings(pair: Pair) -> dict[str, Any]:
 
 
 def make_config(pair: Pair) -> Any:
-    """The Config of a pair: its preset."""
+    """The Config of a pair: its preset with the changes."""
     script = importlib.import_module(pair.script)
-    return find_preset(pair.script, script.Config, pair.env, pair.preset) or script.Config(env=pair.env)
+    preset = find_preset(pair.script, script.Config, pair.env, pair.preset) or script.Config(env=pair.env)
+    return replace(preset, **dict(pair.changes))
 
 
 def program(name: str) -> str:
@@ -325,7 +378,7 @@ def cells(pair: Pair, raw: dict[str, Any], folder: Path) -> dict[str, str]:
         seeds = f"{(scores >= pair.bar).sum()} of {seeds} reach {pair.bar:g}"
     return {
         "script": f"[`{pair.file}`]({os.path.relpath(pair.path, folder)})",
-        "environment": pair.env + (f", {pair.preset}" if pair.preset else ""),
+        "environment": ", ".join(filter(None, [pair.env, pair.preset, pair.flags and f"`{pair.flags}`"])),
         "env steps per seed": f"{raw['eval_env_steps'][-1]:,}",
         "IQM": f"{x['iqm']:.{digits}f}",
         "95 % interval": f"{x['ci_low']:.{digits}f} to {x['ci_high']:.{digits}f}",
@@ -386,7 +439,12 @@ Tian (2019). The published scores take ten times the steps, as does PPO's preset
 four times as many updates per env step.""",
     "Variants": """\
 CleanRL's numbers are training returns of three seeds. MinAtar stands beside DQN's rows above: the same steps, the same
-seeds.""",
+seeds. `ppo.py`, which has no memory, stands beside recurrent PPO with the same settings where one observation does not
+tell the state: a cue to keep for 16 steps, and CartPole without its velocities
+([hidden_velocity.py](hidden_velocity.py)).""",
+    OPTIONS: """\
+Rows of the tables above with one setting changed. P is the probability that a seed with the change scores higher than
+one with the preset, with its 95 % bootstrap interval.""",
     "Brax": """\
 `inverted_pendulum` and `reacher` use the backend `generalized`, the default, and `hopper` uses `spring`, which is six
 times faster (README.md, "Environments"); returns of different backends cannot be compared.""",
@@ -423,7 +481,9 @@ def report(raws: dict[Pair, dict[str, Any]]) -> str:
         lines += ["", f"## {family}"]
         if family in REMARKS:
             lines += ["", REMARKS[family]]
-        if measured:
+        if family == OPTIONS:
+            lines += ["", *option_table(measured, raws)]
+        elif measured:
             lines += ["", *table(measured, FOLDER), "", f"![Evaluation curves](results/{picture_of(family)})"]
         if missing:
             lines += ["", f"Not measured yet: {', '.join(missing)}."]
@@ -433,6 +493,20 @@ def report(raws: dict[Pair, dict[str, Any]]) -> str:
         cells = [f"{x:.3f} | {low:.3f} to {high:.3f}" for x, low, high in (aggregate_iqm(finals), beats(finals))]
         lines.append(f"| `{script}.py` | {len(samples)} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", "![IQM over seeds and environments](results/aggregate.png)"]) + "\n"
+
+
+def option_table(measured: dict[Pair, dict[str, Any]], raws: dict[Pair, dict[str, Any]]) -> list[str]:
+    """A Markdown table of the options: each beside the row of its preset."""
+    columns = ("script", "environment", "changed", "IQM of the preset", "IQM", "worst seed", "P(changed > preset)")
+    lines = [columns, ["---"] * len(columns)]
+    for pair, raw in measured.items():
+        row, base = cells(pair, raw, FOLDER), replace(pair, changes=())
+        (preset,) = (raws[other] for other in raws if other.name == base.name)
+        scores = [np.array(x["final_episode_return"]) for x in (raw, preset)]
+        p, low, high = probability_of_improvement([scores])
+        line = [row["script"], pair.env, f"`{pair.flags}`", cells(base, preset, FOLDER)["IQM"]]
+        lines.append([*line, row["IQM"], row["worst seed"], f"{p:.2f}, {low:.2f} to {high:.2f}"])
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def bars(raws: dict[Pair, dict[str, Any]]) -> list[str]:
@@ -501,7 +575,7 @@ def with_table(text: str, begin: str, lines: list[str]) -> str:
 def pages() -> dict[Path, list[Pair]]:
     """README.md and the page of each script: the rows of their tables."""
     scripts = dict.fromkeys(pair.script for pair in PAIRS)
-    by_script = {script: [pair for pair in PAIRS if pair.script == script] for script in scripts}
+    by_script = {script: [x for x in PAIRS if x.script == script and not x.changes] for script in scripts}
     return {README: [pair for pair in PAIRS if pair.name in HIGHLIGHTS]} | {
         ROOT / "docs" / f"{script}.md": pairs for script, pairs in by_script.items()
     }
@@ -511,7 +585,7 @@ def draw(raws: dict[Pair, dict[str, Any]]) -> None:
     """The pictures of RESULTS.md."""
     for family, pairs in FAMILIES.items():
         measured = {pair: raws[pair] for pair in pairs if pair in raws}
-        if measured:
+        if measured and family != OPTIONS:
             plot(FOLDER / "results" / picture_of(family), measured)
     plot_aggregate(FOLDER / "results" / "aggregate.png", normalized_returns(raws))
 

@@ -160,15 +160,64 @@ def test_the_pairs_of_gpu_size_stand_on_the_page_before_they_are_measured():
     assert first.env in page
 
 
-@pytest.mark.parametrize(("preset", "flags"), [("", []), ("small", ["--preset", "small"])])
-def test_a_pair_is_trained_with_its_preset(preset, flags, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("preset", "changes", "flags", "name"),
+    [
+        ("", (), [], "results"),
+        ("small", (), ["--preset", "small"], "results-small"),
+        (
+            "small",
+            (("layer_norm", True), ("gamma", 0.9)),
+            ["--preset", "small", "--layer-norm", "--gamma", "0.9"],
+            "results-small-layer_norm-True-gamma-0.9",
+        ),
+    ],
+)
+def test_a_pair_is_trained_with_its_preset_and_changes(preset, changes, flags, name, tmp_path, monkeypatch):
     commands = []
     monkeypatch.setattr(results, "call", lambda command: commands.append(command) or sys.exit())
     with pytest.raises(SystemExit):
-        results.train(results.Pair("ppo", "brax/reacher", num_seeds=5, preset=preset), tmp_path)
-    ((script, *words),) = commands
-    where = ["--out", str(tmp_path), "--name", "results-small" if preset else "results"]
-    assert [script, *words] == ["ppo.py", "--env", "brax/reacher", "--num-seeds", "5", *flags, *where]
+        results.train(results.Pair("ppo", "brax/reacher", num_seeds=5, preset=preset, changes=changes), tmp_path)
+    where = ["--out", str(tmp_path), "--name", name]
+    assert commands == [["ppo.py", "--env", "brax/reacher", "--num-seeds", "5", *flags, *where]]
+
+
+def test_a_changed_setting_is_in_the_name_the_file_and_the_settings_of_a_pair():
+    preset = results.Pair("dqn", "CartPole-v1")
+    pair = dataclasses.replace(preset, changes=(("n_step", 1), ("double", False)))
+    assert pair.name == "dqn/CartPole-v1/n_step=1,double=False"
+    assert pair.path.name == "dqn-CartPole-v1-n_step-1-double-False.json"
+    assert pair.flags == "--n-step 1 --no-double"
+    assert results.settings(pair) == results.settings(preset) | {"n_step": 1, "double": False}
+    assert results.settings(preset)["n_step"] != 1, "else the test says nothing"
+
+
+def test_an_environment_of_the_benchmarks_is_registered_before_the_script_starts():
+    assert results.Pair("ppo_rnn", "CartPole-v1").command == ["variants/ppo_rnn.py"]
+    hidden = results.Pair("ppo_rnn", "CartPole-hidden-velocity")
+    assert hidden.command == ["benchmarks/hidden_velocity.py", "variants/ppo_rnn.py"]
+    assert results.make_env(hidden.env).obs_shape == (2,)
+
+
+def test_an_option_stands_beside_the_row_of_its_preset():
+    preset = results.Pair("dqn", "CartPole-v1")
+    changed, other = (dataclasses.replace(preset, changes=((name, 1),)) for name in ("n_step", "num_envs"))
+    raw = RAWS[next(pair for pair in RAWS if pair.name == preset.name)]
+    raws = {preset: raw | {"final_episode_return": [100.0, 200.0]}, other: raw}
+    raws[changed] = raw | {"final_episode_return": [150.0, 250.0]}
+    *_, line = results.option_table({changed: raws[changed]}, raws)
+    link = "[`dqn.py`](results/raw/dqn-CartPole-v1-n_step-1.json)"
+    assert line.startswith(f"| {link} | CartPole-v1 | `--n-step 1` | 150.0 | 200.0 | 150.0 | 0.75, ")
+    assert changed not in results.pages()[results.ROOT / "docs" / "dqn.md"]
+
+
+@pytest.mark.parametrize("pair", results.FAMILIES[results.OPTIONS], ids=lambda pair: pair.name)
+def test_an_option_changes_one_setting_of_a_row(pair):
+    preset = dataclasses.replace(pair, changes=())
+    assert preset.name in {pair.name for pair in results.PAIRS}
+    before, after = results.settings(preset), results.settings(pair)
+    assert [name for name in before if before[name] != after[name]] == [name for name, _ in pair.changes]
+    assert len(pair.changes) == 1
 
 
 @pytest.mark.parametrize("pair", results.PAIRS, ids=lambda pair: pair.name)

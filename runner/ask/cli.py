@@ -138,9 +138,16 @@ def rerun_command(script: str, config: Any, options: Options, preset: Any, setti
     if options.matmul_precision != Options.matmul_precision:
         flags += ["--matmul-precision", options.matmul_precision]
     defaults = preset or type(config)(env=config.env)
-    for name, value in (dataclasses.asdict(config) | setting).items():
-        if value != getattr(defaults, name):
-            flag = name.replace("_", "-")
-            values = {bool: [], tuple: value}.get(type(value), [value])
-            flags += [f"--no-{flag}" if value is False else f"--{flag}", *values]
+    fields = dataclasses.asdict(config) | setting
+    flags += to_flags({name: value for name, value in fields.items() if value != getattr(defaults, name)})
     return shlex.join(["python", shown_path(script), *map(str, flags)])
+
+
+def to_flags(fields: dict[str, Any]) -> list[str]:
+    """The flags that give fields of a Config these values."""
+    flags = []
+    for name, value in fields.items():
+        flag = name.replace("_", "-")
+        values = {bool: [], tuple: value}.get(type(value), [value])
+        flags += [f"--no-{flag}" if value is False else f"--{flag}", *map(str, values)]
+    return flags
