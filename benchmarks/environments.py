@@ -1,8 +1,8 @@
 """What environments cost: python benchmarks/environments.py [--only brax/hopper ...]
 
 For each environment: env steps per CPU-second of random actions in `--num-envs` environments, with the starts that the
-suite chooses and with a fresh start at every step; the time of a reset in steps; and CPU-seconds of compilation. Writes
-results/environments.csv.
+suite chooses and with a fresh start at every step; the time of a reset in steps; and CPU-seconds of compilation. Prints
+the rows of README.md and writes them to results/environments.csv, in which the rows of other environments stay.
 """
 
 import argparse
@@ -61,6 +61,13 @@ def speed(env: Environment, num_envs: int, seconds: float) -> tuple[float, float
     return float(np.median(rates)), compiling
 
 
+def line(row: dict[str, str]) -> str:
+    """The row of a table in Markdown: a fresh start at every step stands there only where starts are kept."""
+    name, period, chosen, fresh, gain, reset_in_steps, compiling = row.values()
+    fresh, gain = ("=", "") if period == "0" else (f"{float(fresh):,.0f}", gain)
+    return f"| {name} | {period} | {float(chosen):,.0f} | {fresh} | {gain} | {reset_in_steps} | {compiling} |"
+
+
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -69,7 +76,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="CPU-seconds of each of three measurements")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "environments.csv")
     arguments = parser.parse_args()
-    rows = []
+    rows = {}
+    if arguments.out.exists():
+        with arguments.out.open(newline="") as file:
+            rows = {row["environment"]: row for row in csv.DictReader(file)}
     for name in arguments.only:
         env = make_env(name)
         periods = {env.reset_period, 0, 10**9}  # what the suite chooses, a fresh start at every step, none
@@ -79,10 +89,14 @@ def main() -> None:
             rate[period], compiling[period] = speed(copies, arguments.num_envs, arguments.seconds)
         chosen, fresh = rate[env.reset_period], rate[0]
         gain, reset_in_steps = chosen / fresh, rate[10**9] / fresh - 1
-        rows.append([name, env.reset_period, chosen, fresh, gain, reset_in_steps, compiling[env.reset_period]])
-        print("  ".join(f"{x:.4g}" if isinstance(x, float) else str(x) for x in rows[-1]), flush=True)
-    with arguments.out.open("w", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *([f"{x:.4g}" if isinstance(x, float) else x for x in r] for r in rows)])
+        cells = [name, f"{env.reset_period}", *(f"{x:.3g}" for x in (chosen, fresh, gain))]
+        cells += [f"{max(reset_in_steps, 0.0):.1f}", f"{compiling[env.reset_period]:.1f}"]
+        rows[name] = dict(zip(COLUMNS, cells, strict=True))
+        print(line(rows[name]), flush=True)
+        with arguments.out.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(rows.values())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Kernels that an iteration of a script launches on a GPU, and its memory there, without a GPU.
 
     python -m venv cuda && cuda/bin/pip install -r requirements.txt "jax[cuda13]"  # 5 GB
-    cuda/bin/python benchmarks/kernels.py                                          # the table of README.md
+    cuda/bin/python benchmarks/kernels.py --out benchmarks/results/kernels.csv     # the table of README.md
     cuda/bin/python benchmarks/kernels.py ppo --list                               # every kernel, loop by loop
     cuda/bin/python benchmarks/kernels.py ppo --settings '{"env": "Pendulum-v1"}'  # other fields of its Config
     cuda/bin/python benchmarks/kernels.py ppo --env brax/ant                       # its preset; --preset: a named one
@@ -14,6 +14,7 @@ while it runs.
 """
 
 import argparse
+import csv
 import dataclasses
 import importlib
 import json
@@ -193,14 +194,17 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=1, help="seeds that the program trains")
     parser.add_argument("--settings", type=json.loads, default={}, help="JSON, fields of the Config")
     parser.add_argument("--list", action="store_true", help="also print each kernel")
+    parser.add_argument("--out", type=Path, help="also write the table to this file, as CSV")
     arguments = parser.parse_args()
     try:
         configs = [read_config(x, arguments.env, arguments.preset, arguments.settings) for x in arguments.scripts]
     except ValueError as error:
         parser.error(str(error))
+    names = ("script", "environment", "lanes")
     columns = ("env steps an iteration", "kernels an iteration", "kernels an env step", "memory, GiB", "compile, s")
-    print(f"| script | environment | lanes | {' | '.join(columns)} |")
-    print("|---" * (3 + len(columns)) + "|")
+    rows = [[*names, *columns]]
+    print(f"| {' | '.join(rows[0])} |")
+    print("|---" * len(rows[0]) + "|")
     for script, config in zip(arguments.scripts, configs, strict=True):
         started, steps = time.perf_counter(), config.env_steps(1) - config.env_steps(0)
         program = compile_iteration(script, arguments.lanes, config)
@@ -210,8 +214,12 @@ def main() -> None:
             for computation in computations:
                 print_kernels(*computation)
         total = sum(len(kernels) * rounds for _, _, kernels, rounds in computations)
-        row = f"{steps:,} | {total:,} | {total / steps:.1f} | {describe_bytes(count_bytes(program))} | {seconds:.0f}"
-        print(f"| {script} | {config.env} | {arguments.lanes} | {row} |", flush=True)
+        cells = [f"{steps:,}", f"{total:,}", f"{total / steps:.1f}", describe_bytes(count_bytes(program))]
+        rows.append([script, config.env, f"{arguments.lanes}", *cells, f"{seconds:.0f}"])
+        print(f"| {' | '.join(rows[-1])} |", flush=True)
+    if arguments.out:
+        with arguments.out.open("w", newline="") as file:
+            csv.writer(file).writerows(rows)
 
 
 if __name__ == "__main__":

@@ -163,9 +163,9 @@ FAMILIES = {
         Pair("ppo", "brax/reacher", num_seeds=5, preset="small"),
         Pair("sac", "brax/reacher", num_seeds=5),
         Pair("td3", "brax/reacher", num_seeds=5),
-        Pair("ppo", "brax/hopper:backend=spring", num_seeds=5, preset="small"),
-        Pair("sac", "brax/hopper:backend=spring", num_seeds=5),
-        Pair("td3", "brax/hopper:backend=spring", num_seeds=5),
+        Pair("ppo", "brax/hopper:backend=spring", num_seeds=10, preset="small"),
+        Pair("sac", "brax/hopper:backend=spring", num_seeds=10),
+        Pair("td3", "brax/hopper:backend=spring", num_seeds=10),
         Pair("ppo", "brax/halfcheetah:backend=spring", num_seeds=5, preset="small"),
         Pair("sac", "brax/halfcheetah:backend=spring", num_seeds=5),
         Pair("td3", "brax/halfcheetah:backend=spring", num_seeds=5),
@@ -189,7 +189,7 @@ FAMILIES = {
         Pair("reppo", "brax/hopper:backend=spring", 1440.0, num_seeds=5, preset="small"),
         Pair("sac_discrete", "CartPole-v1", 475.0),
         Pair("ppo_rnn", "MemoryChain-bsuite", 0.9),
-        Pair("ppo_rnn", "MemoryChain-bsuite:memory_length=16", 0.9, changes=CHAIN),
+        Pair("ppo_rnn", "MemoryChain-bsuite:memory_length=16", 0.9),
         Pair("ppo", "MemoryChain-bsuite:memory_length=16", changes=CHAIN),
         Pair("ppo_rnn", "CartPole-hidden-velocity", 475.0, changes=HIDDEN),
         Pair("ppo", "CartPole-hidden-velocity", changes=HIDDEN),
@@ -204,17 +204,12 @@ FAMILIES = {
         Pair("ppo", "Acrobot-v1", changes=(("layer_norm", False),)),
         Pair("ppo", "Pendulum-v1", changes=(("layer_norm", False),)),
         Pair("ppo", "CartPole-v1", changes=(("target_kl", 0.02),)),
-        Pair("ppo", "Pendulum-v1", changes=(("target_kl", 0.02),)),
         Pair("dqn", "CartPole-v1", changes=(("layer_norm", False),)),
         Pair("dqn", "CartPole-v1", changes=(("n_step", 1),)),
-        Pair("dqn", "Acrobot-v1", changes=(("layer_norm", False),)),
-        Pair("dqn", "Acrobot-v1", changes=(("n_step", 3),)),
-        Pair("sac", "Pendulum-v1", changes=(("noise_steps", 20),)),
-        Pair("sac", "Pendulum-v1", changes=(("torso", "simba"),)),
+        Pair("dqn", "Acrobot-v1", num_seeds=10, changes=(("layer_norm", False),)),
+        Pair("dqn", "Acrobot-v1", num_seeds=10, changes=(("n_step", 3),)),
         Pair("sac", "MountainCarContinuous-v0", changes=(("noise_steps", 1),)),
-        Pair("td3", "Pendulum-v1", changes=(("noise_steps", 20),)),
         Pair("td3", "MountainCarContinuous-v0", changes=(("noise_steps", 1),)),
-        Pair("td3", "MountainCarContinuous-v0", changes=(("gamma", 0.99),)),
     ],
     GPU: [
         Pair("ppo", "playground/CartpoleBalance", None, "1000 (REPPO); 1000 at 60M (Playground)", 3),
@@ -374,6 +369,7 @@ def cells(pair: Pair, raw: dict[str, Any], folder: Path) -> dict[str, str]:
     x = summarize(scores)
     digits = 1 if np.abs(scores).max() >= 10 else 2
     seeds = f"{len(scores)}"
+    earlier = "" if "program" in raw else ", earlier program"
     if pair.bar is not None:
         seeds = f"{(scores >= pair.bar).sum()} of {seeds} reach {pair.bar:g}"
     return {
@@ -387,7 +383,7 @@ def cells(pair: Pair, raw: dict[str, Any], folder: Path) -> dict[str, str]:
         "seeds": seeds,
         "random actions": f"{raw['random_episode_return']:.{digits}f}",
         "best published": pair.published,
-        "time": f"{raw['timing']['wall_seconds']:.0f} s" if raw["timing"] else "stopped",
+        "time": (f"{raw['timing']['wall_seconds']:.0f} s" if raw["timing"] else "stopped") + earlier,
     }
 
 
@@ -402,7 +398,7 @@ Scores are greedy returns after training, over 100 whole episodes for each seed:
 with its 95 % bootstrap interval, the mean, and the worst seed.
 The name of the script leads to the raw file with the commands, the settings, the curve and the score of every seed,
 the commit, the versions and the machine. `time` is the whole training command for all seeds together, on one or two
-cores that often had other work.
+cores that often had other work; an "earlier program" may draw other random numbers than today's.
 
 The published numbers follow other protocols: Zoo is one agent with deterministic evaluation (RL Baselines3 Zoo), SLM
 the training return of 4 seeds (SLM-Lab 5), blines one seed with sampled actions (gymnax-blines), and OPEN the PPO by
@@ -446,8 +442,9 @@ tell the state: a cue to keep for 16 steps, and CartPole without its velocities
 Rows of the tables above with one setting changed. P is the probability that a seed with the change scores higher than
 one with the preset, with its 95 % bootstrap interval.""",
     "Brax": """\
-`inverted_pendulum` and `reacher` use the backend `generalized`, the default, and `hopper` uses `spring`, which is six
-times faster (README.md, "Environments"); returns of different backends cannot be compared.""",
+`inverted_pendulum` and `reacher` use the backend `generalized`, the default, and the others `spring`, which is six
+times as fast on hopper ([README.md](README.md#environments)); returns of different backends cannot be compared. The
+budgets are for a CPU: 0.4M to 2M env steps for PPO, 20k to 200k for SAC and TD3.""",
 }
 BARS = """\
 ## Bars

@@ -103,9 +103,20 @@ def test_the_speed_table_is_that_of_the_csv():
     assert cases == sum(contender == "Rejax" for _, contender in rates)
     others = [rates["ppo-1", name]["env_steps_per_s"] for name in ("Stable-Baselines3", "SBX")]
     ratios = [f"{float(rates['ppo-1', name]['ratio']):.1f}" for name in ("Stable-Baselines3", "SBX")]
-    assert "makes {:,} env steps/s, SBX {:,}: {} and {} times".format(*map(int, others), *ratios) in words(
-        "benchmarks/README.md"
-    )
+    page = words("benchmarks/README.md")
+    assert "makes {:,} env steps/s, SBX {:,}: {} and {} times".format(*map(int, others), *ratios) in page
+    assert f"(`sac-256`) reaches {rates['sac-256', 'ours']['share_of_peak']} of the matrix product's rate" in page
+    for case, sentence in (("sac-buffer-1", "at {} times the speed"), ("sac-buffer-4", "with four seeds at {} times")):
+        assert sentence.format(rates[case, "buffer of 10,000"]["ratio"]) in page
+
+
+def test_the_table_of_kernels_is_that_of_the_csv():
+    with (RESULTS / "kernels.csv").open(newline="") as file:
+        script, env, _, *columns, _, _ = zip(*csv.reader(file), strict=True)
+    lines = [f"| {' | '.join(row)} |" for row in zip(script, env, *columns, strict=True)]
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    assert "\n".join([lines[0], "|---" * 5 + "|", *lines[1:]]) + "\n\n" in page
+    assert len(lines) > 6
 
 
 def test_the_sentences_about_growth_are_those_of_the_csv():
