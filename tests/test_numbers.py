@@ -31,7 +31,7 @@ def count(n):
 
 SENTENCES = {  # page -> [row of it -> a sentence, for each row]
     "docs/dqn.md": [
-        ("dqn-MountainCar-v0", lambda x: f"{x.below(-199)} never find the goal and stay at -200"),
+        ("dqn-CartPole-v1-n_step-1", lambda x: f"On CartPole-v1 {x.below(475)} end below 475 with one-step returns"),
     ],
     "docs/pqn.md": [
         ("pqn-CartPole-v1", lambda x: f"On CartPole-v1 {x.below(475)} ends below 475"),
@@ -43,11 +43,17 @@ SENTENCES = {  # page -> [row of it -> a sentence, for each row]
         ("pqn-Breakout-MinAtar-small", lambda x: f"Breakout take it {x.seconds:.0f} s and"),
         ("dqn-Breakout-MinAtar", lambda x: f"DQN {x.seconds:,.0f} s."),
     ],
+    "docs/sac.md": [
+        ("sac-MountainCarContinuous-v0-noise_steps-1", lambda x: f"without it {x.below(90)} end below 90"),
+    ],
+    "docs/td3.md": [
+        ("td3-MountainCarContinuous-v0-noise_steps-1", lambda x: f"without it {x.below(90)} end below 90"),
+    ],
     "docs/sac_discrete.md": [
         ("sac_discrete-CartPole-v1", lambda x: f"{x.below(475).capitalize()} ends at {x.worst:.1f}"),
     ],
     "docs/sweeps-and-comparison.md": [
-        ("dqn-MountainCar-v0", lambda x: f"where {x.below(-199)} end at -200"),
+        ("dqn-CartPole-v1-n_step-1", lambda x: f"with one-step returns, where {x.below(475)} end below 475"),
     ],
     "benchmarks/NOTES.md": [
         ("reppo-Pendulum-v1", lambda x: f"with 0.1 {x.iqm:.1f} ({x.worst:.0f})"),
@@ -85,7 +91,7 @@ def test_how_many_seeds_is_computed_from_the_raw_files():
     page = words("docs/sweeps-and-comparison.md")
     for n in (5, 10, 20):
         line = f"| {n} |"
-        for name in ("sac-Pendulum-v1", "dqn-MountainCar-v0"):
+        for name in ("sac-Pendulum-v1", "dqn-CartPole-v1-n_step-1"):
             low, high = confidence_interval(Row(name).scores[:n])
             line += f" {iqm(Row(name).scores[:n]):.1f}, {low:.1f} to {high:.1f} |"
         assert line in page
