@@ -659,7 +659,7 @@ def plot(path: Path, raws: dict[Pair, dict[str, Any]]) -> None:
                     markersize=4,
                     label=pair.script,
                 )
-        axes.set_title(env, fontsize="medium")
+        axes.set_title(env, fontsize="medium" if len(env) <= 30 else "small")  # a longer one is cut off
         steps = {step for pair, raw in raws.items() if pair.env == env for step in raw["eval_env_steps"] if step > 0}
         axes.set_xscale("symlog", linthresh=min(steps), linscale=0.4)  # budgets differ by a factor of ten; shows 0
         axes.set_xticks([0, *(10**i for i in range(9) if min(steps) <= 10**i <= 1.05 * max(steps))])
