@@ -442,9 +442,9 @@ tell the state: a cue to keep for 16 steps, and CartPole without its velocities
 Rows of the tables above with one setting changed. P is the probability that a seed with the change scores higher than
 one with the preset, with its 95 % bootstrap interval.""",
     "Brax": """\
-`inverted_pendulum` and `reacher` use the backend `generalized`, the default, and the others `spring`, which is six
-times as fast on hopper ([README.md](README.md#environments)); returns of different backends cannot be compared. The
-budgets are for a CPU: 0.4M to 2M env steps for PPO, 20k to 200k for SAC and TD3.""",
+`inverted_pendulum` and `reacher` use the backend `generalized`, the default, and the others `spring`, which is several
+times as fast ([README.md](README.md#environments)); returns of different backends cannot be compared. The budgets are
+for a CPU: 0.4M to 2M env steps for PPO, 20k to 200k for SAC and TD3.""",
 }
 BARS = """\
 ## Bars

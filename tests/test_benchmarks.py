@@ -20,7 +20,11 @@ def speed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["devices", "environments", "kernels", "resets", "results", "scaling", "settings", "speed", "try_presets"]
+    "name",
+    [
+        *("commands", "devices", "environments", "kernels", "resets", "results", "scaling", "settings", "speed"),
+        "try_presets",
+    ],
 )
 def test_a_benchmark_finds_the_modules_of_this_repository(name, tmp_path):
     result = execute(str(ROOT / "benchmarks" / f"{name}.py"), "--help", cwd=tmp_path, PYTHONPATH=None)
@@ -35,6 +39,25 @@ def test_the_cost_of_environments(tmp_path):
         (row,) = csv.DictReader(file)
     assert row["environment"] == "CartPole-v1"
     assert float(row["steps_per_s"]) > 0
+
+
+def test_what_a_whole_command_takes(tmp_path):
+    script = str(ROOT / "benchmarks" / "commands.py")
+    short = "ppo.py --env CartPole-v1 --num-envs 2 --num-steps 16 --total-timesteps 64 --eval-episodes 0"
+    flags = ["--rounds", "1", "--out", "taken.csv", "--only"]
+    result = execute(script, *flags, short, cwd=tmp_path, PYTHONPATH=None)
+    assert result.status == 0, result
+    with open(tmp_path / "taken.csv") as file:
+        (row,) = csv.DictReader(file)
+    assert row["command"] == short
+    assert 0 < float(row["first_progress_s"]) <= float(row["end_s"])
+    assert float(row["again_s"]) > 0
+    assert 100 < float(row["peak_mib"]) < 4_000
+    _, *seconds, _ = row.values()
+    assert result.stdout.startswith(f"| `python {short}` | {' | '.join(seconds)} | ")
+    result = execute(script, *flags, "ppo.py --num-envs 0", cwd=tmp_path, PYTHONPATH=None)
+    assert result.status == 1
+    assert "exit status 2, first progress None" in result.stderr
 
 
 def test_presets_of_gpu_size_are_tried_with_fewer_environments(monkeypatch):

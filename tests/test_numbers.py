@@ -1,6 +1,7 @@
 """Numbers in the prose of the pages are those of the recorded files; tables that a tool makes are in test_results."""
 
 import csv
+import importlib
 import json
 import re
 
@@ -115,6 +116,28 @@ def test_the_speed_table_is_that_of_the_csv():
     assert f"(`sac-256`) reaches {rates['sac-256', 'ours']['share_of_peak']} of the matrix product's rate" in page
     for case, sentence in (("sac-buffer-1", "at {} times the speed"), ("sac-buffer-4", "with four seeds at {} times")):
         assert sentence.format(rates[case, "buffer of 10,000"]["ratio"]) in page
+
+
+@pytest.mark.parametrize("name", ["commands", "environments"])
+def test_the_tables_of_commands_and_environments_are_those_of_the_csv(name, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    with (RESULTS / f"{name}.csv").open(newline="") as file:
+        lines = [importlib.import_module(name).line(row) for row in csv.DictReader(file)]
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    assert "---|\n" + "\n".join(lines) + "\n\n" in page
+    assert len(lines) > 4
+
+
+def test_the_sentences_about_whole_commands_are_those_of_the_csv():
+    with (RESULTS / "commands.csv").open(newline="") as file:
+        alone, seeds, sweep, small, large = csv.DictReader(file)
+    sentence = f"`python {alone['command']}` took {alone['end_s']} s the first time and {alone['again_s']} s the second"
+    assert sentence in words("docs/devices-and-hosts.md")
+    assert float(sweep["end_s"]) < 1.05 * float(seeds["end_s"])
+    bytes_of_a_transition = 4 * (3 + 1 + 1 + 3) + 1  # observation, action, reward and next observation; whether it ends
+    mib = 40_000_000 * bytes_of_a_transition / 2**20
+    assert f"The buffer of the last row is {mib:,.0f} MiB, and a run keeps it once." in words("benchmarks/README.md")
+    assert float(large["peak_mib"]) - float(small["peak_mib"]) < 1.5 * mib
 
 
 def test_the_table_of_kernels_is_that_of_the_csv():
