@@ -37,8 +37,8 @@ SENTENCES = {  # page -> [row of it -> a sentence, for each row]
     "docs/pqn.md": [
         ("pqn-CartPole-v1", lambda x: f"On CartPole-v1 {x.below(475)} ends below 475"),
         ("pqn-SpaceInvaders-MinAtar-small", lambda x: f"on SpaceInvaders ({x.iqm:.1f} and"),
-        ("dqn-SpaceInvaders-MinAtar", lambda x: f" {x.iqm:.1f}), about"),
-        ("pqn-Freeway-MinAtar-small", lambda x: f"as much on Freeway ({x.iqm:.1f} and"),
+        ("dqn-SpaceInvaders-MinAtar", lambda x: f" {x.iqm:.1f}) and"),
+        ("pqn-Freeway-MinAtar-small", lambda x: f"on Freeway ({x.iqm:.1f} and"),
         ("dqn-Freeway-MinAtar", lambda x: f" {x.iqm:.1f}), where"),
         ("pqn-Freeway-MinAtar-small", lambda x: f"{x.below(1)} learns nothing"),
         ("pqn-Breakout-MinAtar-small", lambda x: f"Breakout take it {x.seconds:.0f} s and"),

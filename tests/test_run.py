@@ -588,7 +588,11 @@ def test_a_signal_during_compilation(script, undisturbed, monkeypatch, number):
 
     compiled = runner.machine.programs.compile_segment
     monkeypatch.setattr(runner.machine.programs, "compile_segment", compile_segment)
-    result = call(script, *small_run(script, name="early"))
+    before = signal.signal(number, signal.SIG_DFL)  # nohup ignores SIGHUP, and so would the run
+    try:
+        result = call(script, *small_run(script, name="early"))
+    finally:
+        signal.signal(number, before)
     directory = directory_of(script, "early")
     assert result.status == 128 + number, result
     assert "Traceback" not in result.stderr
