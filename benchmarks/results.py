@@ -264,10 +264,12 @@ def train(pair: Pair, out: Path) -> dict[str, Any]:
         sys.exit(f"{folder} was trained with other settings than the preset of today: remove it")
     begin = [*train_command, "--out", str(out), "--name", name]
     if not (folder / "timing.json").exists():
-        call([*pair.command, "--resume", str(folder)] if (folder / "config.json").exists() else begin)
-        (folder / "timing.json").write_bytes((folder / "summary.json").read_bytes())
+        stopped = (folder / "config.json").exists()
+        call([*pair.command, "--resume", str(folder)] if stopped else begin)
+        timing = {} if stopped else read(folder / "summary.json")["timing"]  # a command times its own part alone
+        (folder / "timing.json").write_text(json.dumps(timing))
     call([*pair.command, "--resume", str(folder), "--eval-episodes", str(FINAL_EPISODES)])
-    timed, summary, record = (read(folder / f"{name}.json") for name in ("timing", "summary", "config"))
+    timing, summary, record = (read(folder / f"{name}.json") for name in ("timing", "summary", "config"))
     with np.load(folder / "metrics.npz") as metrics:
         steps, returns = metrics["eval_env_steps"], metrics["eval_episode_return"]
     return {
@@ -279,7 +281,7 @@ def train(pair: Pair, out: Path) -> dict[str, Any]:
         "date": date.today().isoformat(),
         "git_commit": record["git_commit"],
         "config": record["config"],
-        "timing": timed["timing"],
+        "timing": timing,
         **{name: summary[name] for name in ("device", "platform", "python", "packages")},
         "eval_env_steps": steps.tolist(),
         "eval_episode_return": [[round(float(x), 3) for x in row] for row in returns],  # [num_seeds, num_evaluations]
@@ -383,7 +385,7 @@ def cells(pair: Pair, raw: dict[str, Any], folder: Path) -> dict[str, str]:
         "seeds": seeds,
         "random actions": f"{raw['random_episode_return']:.{digits}f}",
         "best published": pair.published,
-        "time": (f"{raw['timing']['wall_seconds']:.0f} s" if raw["timing"] else "stopped") + earlier,
+        "time": (f"{raw['timing']['wall_seconds']:.0f} s" if raw["timing"] else "not timed") + earlier,
     }
 
 
@@ -398,7 +400,8 @@ Scores are greedy returns after training, over 100 whole episodes for each seed:
 with its 95 % bootstrap interval, the mean, and the worst seed.
 The name of the script leads to the raw file with the commands, the settings, the curve and the score of every seed,
 the commit, the versions and the machine. `time` is the whole training command for all seeds together, on one or two
-cores that often had other work; an "earlier program" may draw other random numbers than today's.
+cores that often had other work, "not timed" where it was stopped; an "earlier program" may draw other random numbers
+than today's.
 
 The published numbers follow other protocols: Zoo is one agent with deterministic evaluation (RL Baselines3 Zoo), SLM
 the training return of 4 seeds (SLM-Lab 5), blines one seed with sampled actions (gymnax-blines), and OPEN the PPO by

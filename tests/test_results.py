@@ -83,6 +83,8 @@ def test_a_raw_file_is_whole(pair):
     assert raw["eval_env_steps"] == sorted(set(raw["eval_env_steps"])), "env steps grow"
     assert np.isfinite(curves).all()
     assert np.isfinite(scores).all()
+    trained = pair.num_seeds * raw["eval_env_steps"][-1]
+    assert raw["timing"].get("env_steps_trained", trained) > 0.9 * trained, "all of what is trained is timed"
     spread = np.ptp(curves) + 1e-9
     assert abs(iqm(curves[:, -1]) - iqm(scores)) < 0.25 * spread, "the last evaluations are of the same policies"
 
@@ -225,24 +227,47 @@ def test_the_script_of_a_pair_is_there(pair):
     assert (results.ROOT / pair.file).stat().st_size > 0
 
 
-def test_random_actions_are_played_in_a_process_that_ends(tmp_path, monkeypatch):
-    """On a GPU JAX takes most of the memory until its process ends: the next pair needs it."""
-    assert results.in_a_process(eval, "__import__('os').getpid()") != os.getpid()
+@pytest.fixture
+def catch(tmp_path, monkeypatch):
+    """A pair, the folder of its run, and commands that write its files, of which the n-th says that it took n s."""
     pair = results.Pair("ppo", "Catch-bsuite", num_seeds=2)
-    folder = tmp_path / "ppo" / "Catch-bsuite" / "results"
-    summary = {"timing": {"wall_seconds": 1}, "eval_episode_return": {"per_seed": [0.5, 1.0]}}
+    folder, commands = tmp_path / "ppo" / "Catch-bsuite" / "results", []
+    summary = {"eval_episode_return": {"per_seed": [0.5, 1.0]}}
     summary |= dict.fromkeys(("device", "platform", "python", "packages"), "")
 
-    def call(_):
+    def call(command):
+        commands.append(command)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps({"config": results.settings(pair), "git_commit": ""}))
-        (folder / "summary.json").write_text(json.dumps(summary))
+        (folder / "summary.json").write_text(json.dumps(summary | {"timing": {"wall_seconds": len(commands)}}))
         np.savez(folder / "metrics.npz", eval_env_steps=[0, 9], eval_episode_return=[[0.0, 0.5], [0.0, 1.0]])
 
     monkeypatch.setattr(results, "call", call)
     monkeypatch.setattr(results, "evaluate", lambda *_: pytest.fail("played in this process"))
     monkeypatch.setattr(results, "in_a_process", lambda _, env: -0.64 if env == pair.env else None)
-    assert results.train(pair, tmp_path)["random_episode_return"] == -0.64
+    return pair, folder
+
+
+def test_a_process_of_its_own():
+    assert results.in_a_process(eval, "__import__('os').getpid()") != os.getpid()
+
+
+def test_random_actions_are_played_in_a_process_that_ends(catch, tmp_path):
+    """On a GPU JAX takes most of the memory until its process ends: the next pair needs it."""
+    assert results.train(catch[0], tmp_path)["random_episode_return"] == -0.64
+
+
+def test_training_that_was_stopped_is_not_timed(catch, tmp_path):
+    """A command times what it trained itself."""
+    pair, folder = catch
+    for _ in range(2):  # the second time there is nothing to train
+        timed = results.train(pair, tmp_path)
+        assert timed["timing"] == {"wall_seconds": 1}
+    (folder / "timing.json").unlink()  # as a command leaves it that is killed
+    for _ in range(2):
+        assert results.train(pair, tmp_path)["timing"] == {}
+    assert results.cells(pair, timed, results.FOLDER)["time"] == "1 s"
+    assert results.cells(pair, timed | {"timing": {}}, results.FOLDER)["time"] == "not timed"
 
 
 def test_unknown_pairs_are_refused():
