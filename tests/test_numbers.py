@@ -120,6 +120,30 @@ def test_the_speed_table_is_that_of_the_csv():
         assert sentence.format(rates[case, "buffer of 10,000"]["ratio"]) in page
 
 
+def test_the_sentences_about_evaluation_are_those_of_the_raw_files(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    results = importlib.import_module("results")
+    classic, minatar, _, brax, *_ = results.FAMILIES
+    notes = words("benchmarks/NOTES.md")
+
+    def shares(family):
+        """Percent of training and evaluation that evaluation takes, for each row, and its name as the notes have it."""
+        for pair in results.FAMILIES[family]:
+            if pair.path.exists() and (timing := results.read(pair.path)["timing"]):
+                seconds = timing["evaluation_seconds"], timing["training_seconds"]
+                env = re.sub("^brax/|-MinAtar|:.*", "", pair.env)
+                yield 100 * seconds[0] / sum(seconds), f"{pair.script.upper()} on {env}"
+
+    *others, (acrobot, name), (cartpole, most) = sorted(shares(classic))
+    assert f"{others[0][0]:.1f} % ({others[0][1]}) to {acrobot:.1f} % ({name}), and {cartpole:.1f} % of {most}" in notes
+    for family in (minatar, brax):
+        (least, first), *_, (share, last) = sorted(shares(family))
+        assert f"{least:.1f} % ({first}) to {share:.1f} % ({last})" in notes
+    page = words("docs/running.md")
+    assert f"evaluation takes [{others[0][0]:.1f} to {cartpole:.1f} % of the seconds of training" in page
+    assert f"up to {share:.1f} % in Brax]" in page
+
+
 @pytest.mark.parametrize("name", ["commands", "environments"])
 def test_the_tables_of_commands_and_environments_are_those_of_the_csv(name, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
