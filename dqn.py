@@ -45,7 +45,7 @@ class Config:
     """Float fields can be swept in one compilation; any other change compiles anew."""
 
     env: str = "CartPole-v1"  # listed by python -m common.suites
-    total_timesteps: int = 500_000  # env steps per seed, learning_starts included
+    total_timesteps: int = 500_000  # env steps per seed with learning_starts, in whole iterations
     num_envs: int = 1  # parallel environments
     steps_per_iteration: int = 1_000  # env steps per record of metrics
     learning_starts: int = 1_000  # uniform-random env steps before the first iteration
@@ -61,7 +61,7 @@ class Config:
     max_grad_norm: Positive = 10.0  # gradients are clipped to this global norm
     gamma: Fraction = 0.99  # discount
     n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
-    epsilon_start: Fraction = 1.0  # share of random actions at the start
+    epsilon_start: Fraction = 1.0  # share of random actions at the start, at least epsilon_end
     epsilon_end: Fraction = 0.05  # share of random actions at the end
     exploration_fraction: PositiveFraction = 0.5  # share of total_timesteps in which epsilon falls
     double: bool = True  # Double DQN: the online network selects, the target network evaluates
@@ -259,7 +259,8 @@ def make(config: Config) -> Algorithm:
         if key is None:
             return action
         is_random, number = draw_actions(key, action.shape, config.epsilon_end)
-        return jnp.where(is_random, choose_legal(number, mask), action)
+        number = number % num_actions if mask is None else choose_legal(number, mask)
+        return jnp.where(is_random, number, action)
 
     def value(state, obs, mask=None):
         return forbid(network.apply(state.params, preprocess(state, obs)), mask).max(axis=-1)

@@ -9,7 +9,7 @@ Different from the original:
   - Observation statistics change after the epochs: the first minibatch is exactly on-policy.
 
 Options, off by default:
-  - target_kl (Dossa et al. 2021): no updates from the first approx_kl > 1.5 * target_kl on.
+  - target_kl (Dossa et al. 2021): the first approx_kl > 1.5 * target_kl ends the updates.
   - layer_norm (arXiv:2303.01486); torso simba (arXiv:2410.09754) without weight decay.
 
 Run: python ppo.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
@@ -240,8 +240,9 @@ def make(config: Config) -> Algorithm:
     config = validate(config)
     num_rows = config.steps_per_iteration  # num_envs * num_steps
     minibatch_size, rest = divmod(num_rows, config.num_minibatches)
-    if rest:
-        raise ValueError(f"num_minibatches = {config.num_minibatches} must divide {num_rows} rows")
+    if rest or minibatch_size == 1:  # a single advantage, normalised, is 0
+        rows = f"num_envs * num_steps = {num_rows}"
+        raise ValueError(f"num_minibatches must divide {rows}, and be less")
     env = make_env(config.env)
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]

@@ -10,7 +10,7 @@ Different from the original:
   - `init` fills the buffer with learning_starts uniform-random transitions.
 
 Options, off by default:
-  - n_step (Hessel et al. 2018, arXiv:1710.02298), uncorrected; the last step's entropy alone.
+  - n_step (Hessel et al. 2018, arXiv:1710.02298), uncorrected, with the last step's entropy alone.
   - noise_steps: AR(1) exploration noise, also across episodes (after Eberhard et al. 2023, ICLR).
   - layer_norm (arXiv:2403.00514); torso simba (arXiv:2410.09754) without weight decay.
 
@@ -47,7 +47,7 @@ class Config:
     """Float fields can be swept in one compilation; any other change compiles anew."""
 
     env: str = "Pendulum-v1"  # listed by python -m common.suites
-    total_timesteps: int = 1_000_000  # env steps per seed, learning_starts included
+    total_timesteps: int = 1_000_000  # env steps per seed with learning_starts, in whole iterations
     num_envs: int = 1  # parallel environments
     steps_per_iteration: int = 1_000  # env steps per record of metrics
     learning_starts: int = 1_000  # uniform-random env steps before the first iteration

@@ -47,7 +47,7 @@ class Config:
     """Float fields can be swept in one compilation; any other change compiles anew."""
 
     env: str = "Pendulum-v1"  # listed by python -m common.suites
-    total_timesteps: int = 1_000_000  # env steps per seed, learning_starts included
+    total_timesteps: int = 1_000_000  # env steps per seed with learning_starts, in whole iterations
     num_envs: int = 1  # parallel environments
     steps_per_iteration: int = 1_000  # env steps per record of metrics
     learning_starts: int = 1_000  # uniform-random env steps before the first iteration
@@ -63,7 +63,7 @@ class Config:
     n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
     noise_steps: int = 1  # correlation time of exploration noise (Eberhard et al. 2023); 1: white
     exploration_noise: NonNegative = 0.1  # std of the noise on actions in [-1, 1]
-    exploration_noise_max: NonNegative = 0.0  # if larger: the environments' stds spread up to it
+    exploration_noise_max: NonNegative = 0.0  # if larger: std of the last env, others in between
     target_noise: NonNegative = 0.2  # std of the noise on target actions in [-1, 1]
     target_noise_clip: NonNegative = 0.5  # bound of the noise on target actions
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs

@@ -394,11 +394,12 @@ INTRODUCTION = """\
 
 Made by `python benchmarks/results.py`; `--only <script>/<environment>` repeats a row. Each row is a preset of the
 script, the one whose name follows the environment or else that without a name, on seeds 0 to 19, or on the first ones
-where `seeds` is less. But for those of GPU size, which are published ones, the settings of PPO and REPPO, of DQN on
-CartPole, and all for the MountainCars, bsuite, misc, and Brax' reacher and hopper, were chosen on seeds 1000 and up.
+where `seeds` is less. Presets of GPU size have published settings. Those of all other presets of PPO and REPPO, of DQN
+on CartPole, and of all scripts on the MountainCars, bsuite, misc, and Brax' reacher and hopper were chosen on seeds
+1000 and up.
 Scores are greedy returns after training, over 100 whole episodes for each seed: the interquartile mean (IQM) over seeds
 with its 95 % bootstrap interval, the mean, and the worst seed.
-The name of the script leads to the raw file with the commands, the settings, the curve and the score of every seed,
+Each script's name links to the raw file with the commands, the settings, the curve and the score of every seed,
 the commit, the versions and the machine. `time` is the whole training command for all seeds together, on one or two
 cores that often had other work, "not timed" where it was stopped; an "earlier program" may draw other random numbers
 than today's.
@@ -410,7 +411,7 @@ GPU_INTRODUCTION = """\
 # On a GPU
 
 Measured on one NVIDIA H100 80GB HBM3 with 16 CPU cores, Python 3.12, jax 0.11.2. **Everything here is of commit
-91d5ca0**, before the programs were made for a GPU: an iteration of PPO had 4,870 kernels then, and has 2,335 now
+91d5ca0**, before the programs were made for a GPU: an iteration of PPO had 4,870 kernels then, and has 2,336 now
 ([NOTES.md](NOTES.md#kernels-on-a-gpu)). Nothing of today's programs was measured on a GPU; `python
 benchmarks/results.py --gpu` and `python benchmarks/speed.py --gpu` replace these rows."""
 GPU_SCORES = """\
@@ -452,8 +453,8 @@ for a CPU: 0.4M to 2M env steps for PPO, 20k to 200k for SAC and TD3.""",
 BARS = """\
 ## Bars
 
-Where the IQM of a row stands to the score that counts as solved and to the best published number. "Within" is a goal
-that the IQM misses and its 95 % interval contains. What was tried where a goal was missed stands in
+Each IQM beside the score that counts as solved and the best published number; "within" where the IQM misses a goal that
+its 95 % interval contains. What was tried where a goal was missed stands in
 [NOTES.md](NOTES.md#where-a-bar-was-hard-to-reach). The 10M env steps of MinAtar are rows of [GPU.md](GPU.md).
 
 | script | environment | env steps per seed | IQM | solved | reached | best published | reached |
@@ -462,7 +463,8 @@ AGGREGATE = """\
 ## All environments with a published score
 
 The return is normalised, 0 for random actions (the mean of 1,000 episodes) and 1 for the best published number of the
-tables above and of GPU.md, whatever its env steps and protocol. The IQM is over the seeds of all environments of a
+tables above and of GPU.md, whatever its env steps and protocol; rows with the preset `small`, of a tenth of the
+published env steps, are left out. The IQM is over the seeds of all environments of a
 script. The last columns are the probability that a random seed of ours scores higher than the published number (ties:
 half), the mean over environments. Both have 95 % bootstrap intervals stratified by environment.
 
@@ -521,12 +523,12 @@ def bars(raws: dict[Pair, dict[str, Any]]) -> list[str]:
 
 
 def reached(scores: dict[str, float], goal: float | None) -> list[str]:
-    """The cells of a goal: its value, and whether an IQM reaches it, rounded as the goals are."""
+    """The cells of a goal: its value, and whether an IQM or its interval reaches it, rounded as the goals are."""
     if goal is None:
         return ["", ""]
     if round(scores["iqm"], 1) >= goal:
         return [f"{goal:g}", "yes"]
-    return [f"{goal:g}", "within" if scores["ci_high"] >= goal else "no"]
+    return [f"{goal:g}", "within" if round(scores["ci_high"], 1) >= goal else "no"]
 
 
 def gpu_report(raws: dict[Pair, dict[str, Any]]) -> str:

@@ -38,20 +38,19 @@ def validate(config: ConfigType) -> ConfigType:
     for name, hint in hints.items():
         check_value(name, getattr(config, name), hint)
     if config.num_iterations < 1:
-        prefill = f"learning_starts = {config.learning_starts} and " if hasattr(config, "learning_starts") else ""
-        raise ValueError(
-            f"total_timesteps = {config.total_timesteps} is less than {prefill}one iteration, "
-            f"{config.steps_per_iteration} env steps"
-        )
+        prefill = f"learning_starts = {config.learning_starts} plus " if hasattr(config, "learning_starts") else ""
+        least = f"{prefill}one iteration of {config.steps_per_iteration} env steps"
+        raise ValueError(f"total_timesteps = {config.total_timesteps} is less than {least}")
     if getattr(config, "torso", "mlp") == "simba":  # its blocks keep the width and normalise
         for name in ("hidden_sizes", "value_hidden_sizes"):
             if len(set(getattr(config, name, None) or config.hidden_sizes)) != 1:
-                sizes = getattr(config, name)
-                raise ValueError(f"{name} = {sizes} must be one width, repeated, if torso = simba")
+                raise ValueError(f"{name} = {getattr(config, name)} must be one width, repeated, if torso = simba")
         if config.layer_norm:
             raise ValueError("layer_norm must be False if torso = simba, whose blocks have a LayerNorm")
     floats = {name: getattr(config, name) for name, hint in hints.items() if _split(hint)[0] is float}
     on_host = {name: np.float32(value) for name, value in floats.items() if not isinstance(value, jax.Array)}
+    if getattr(config, "normalize_reward", False) and on_host.get("reward_scale") != 1:  # else it is swept
+        raise ValueError("reward_scale must be 1 if normalize_reward, which divides by it again")
     return dataclasses.replace(config, **on_host)
 
 
@@ -115,12 +114,12 @@ def check_replay(config: Any) -> None:
             raise ValueError(f"{name} = {value} must be a multiple of {cycle_steps} = max(num_envs, train_interval)")
     if learning_starts % num_envs:
         raise ValueError(f"learning_starts = {learning_starts} must be a multiple of num_envs = {num_envs}")
-    if not config.batch_size <= learning_starts <= config.buffer_size:
-        bounds = f"batch_size = {config.batch_size} and buffer_size = {config.buffer_size}"
-        raise ValueError(f"learning_starts = {learning_starts} must be between {bounds}")
+    window = getattr(config, "n_step", 1) * num_envs  # rows that a transition of n steps spans
+    if not max(config.batch_size, window) <= learning_starts <= config.buffer_size:
+        least = f"batch_size = {config.batch_size} and n_step * num_envs = {window}"
+        bounds = f"at least {least}, and at most buffer_size = {config.buffer_size}"
+        raise ValueError(f"learning_starts = {learning_starts} must be {bounds}")
     policy_delay = getattr(config, "policy_delay", 1)
     if config.cycle_updates % policy_delay:
-        raise ValueError(
-            f"policy_delay = {policy_delay} must divide cycle_updates = {config.cycle_updates}, which is "
-            "gradient_steps * max(num_envs, train_interval) / train_interval"
-        )
+        updates = f"{config.cycle_updates}, which is gradient_steps * max(num_envs, train_interval) / train_interval"
+        raise ValueError(f"policy_delay = {policy_delay} must divide cycle_updates = {updates}")

@@ -1,8 +1,8 @@
 """Starts of episodes that are computed ahead, for suites whose reset takes as long as many steps.
 
-Each environment keeps one start, and all are renewed together, once in `period` steps: an episode of at least that
-length begins where no other did, a shorter one may begin as the one before it. With a period of 0 no start is kept,
-and each step computes fresh ones. `reset` is vectorised: keys [num_envs] -> observations, states.
+Each environment keeps one start, and all are renewed together, once in `period` steps: an episode that follows one of
+at least that length has a start of its own, one that follows a shorter episode may begin as that did. With a period of
+0 no start is kept, and each step computes fresh ones. `reset` is vectorised: keys [num_envs] -> observations, states.
 """
 
 from collections.abc import Callable

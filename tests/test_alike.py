@@ -202,7 +202,7 @@ VARIANTS = {
         "ppo",
         {"Config", "Actor", "Critic", "Batch", "State", "Algorithm"},
         {"init", "act", "value", "explore", "loss", "update_or_stop", "evaluate", "learn", "step"},
-        154,
+        157,
     ),
     "variants/sac_discrete": (
         "sac",
@@ -215,13 +215,13 @@ VARIANTS = {
         "ppo",
         {"Config", "Torso", "Transition", "Batch", "State"},
         {"accumulate", "make_optimizer", "init", "act", "value", "explore", "update", "learn", "step"},
-        282,
+        288,
     ),
     "variants/reppo": (
         "ppo",
         {"Config", "Torso", "Actor", "Critic", "Transition", "Batch", "Params", "State"},
         {"accumulate", "make_optimizer", "init", "act", "value", "explore", "update", "evaluate", "learn", "step"},
-        351,
+        356,
     ),
 }
 

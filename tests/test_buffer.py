@@ -237,12 +237,14 @@ def settings_of(**changes):
         ({"steps_per_iteration": 102}, "steps_per_iteration = 102"),
         ({"target_interval": 6}, "target_interval = 6"),
         ({"num_envs": 8, "cycle_steps": 8, "steps_per_iteration": 80, "target_interval": 80}, "num_envs = 8"),
-        ({"batch_size": 101}, "learning_starts = 100 must be between batch_size = 101 and buffer_size = 1000"),
+        ({"batch_size": 101}, "learning_starts = 100 must be at least batch_size = 101 and "),
         ({"policy_delay": 4}, "policy_delay = 4 must divide cycle_updates = 6"),
-        ({"buffer_size": 99}, "learning_starts = 100 must be between batch_size = 10 and buffer_size = 99"),
+        ({"buffer_size": 99}, "learning_starts = 100 must be .*, and at most buffer_size = 99"),
+        ({"n_step": 26, "num_envs": 4}, r"learning_starts = 100 must be at least .* and n_step \* num_envs = 104"),
     ],
 )
 def test_settings_that_cannot_be_honoured_are_refused(changes, names):
     check_replay(settings_of())
+    check_replay(settings_of(n_step=25, num_envs=4))
     with pytest.raises(ValueError, match=names):
         check_replay(settings_of(**changes))

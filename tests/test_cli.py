@@ -215,7 +215,7 @@ def test_help_shows_the_values_of_the_chosen_preset():
         (["--preset", "smal"], "presets/ppo.toml has no preset smal for CartPole-v1, only small"),
         (
             ["--preset=small", "--env=Acrobot-v1"],
-            "presets/ppo.toml has no preset small for Acrobot-v1, nor any other with a name",
+            "presets/ppo.toml has no preset small for Acrobot-v1, whose presets have no name: leave --preset out",
         ),
     ],
 )

@@ -197,11 +197,27 @@ def test_a_run_of_less_than_one_iteration_is_refused(total_timesteps):
         validate(Config(total_timesteps=total_timesteps))
 
 
+@pytest.mark.parametrize(
+    ("script", "changes", "message"),
+    [
+        ("ppo", {"normalize_reward": True, "reward_scale": 0.5}, "reward_scale must be 1 if normalize_reward"),
+        ("ppo_rnn", {"normalize_reward": True, "reward_scale": 2.0}, "reward_scale must be 1 if normalize_reward"),
+        ("ppo", {"normalize_reward": True, "reward_scale": jnp.float32(1)}, "reward_scale must be 1 if "),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(script, changes, message):
+    config = importlib.import_module(script).Config()
+    for name in changes:  # one alone is no contradiction
+        validate(dataclasses.replace(config, **{name: changes[name]}))
+    with pytest.raises(ValueError, match=message):
+        validate(dataclasses.replace(config, **changes))
+
+
 @pytest.mark.parametrize("script", ["dqn", "td3", "sac", "sac_discrete"])
 def test_a_run_that_ends_before_its_first_iteration_is_refused_with_learning_starts(script):
     module = importlib.import_module(script)
     changes = {"env": ENVS[script][0], "total_timesteps": 600, "steps_per_iteration": 100, "learning_starts": 10_000}
-    message = "total_timesteps = 600 is less than learning_starts = 10000 and one iteration, 100 env steps"
+    message = "total_timesteps = 600 is less than learning_starts = 10000 plus one iteration of 100 env steps"
     with pytest.raises(ValueError, match=message):
         module.make(dataclasses.replace(module.Config(), **changes))
 

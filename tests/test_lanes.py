@@ -187,6 +187,20 @@ def test_a_lane_on_two_devices_learns_as_on_one():
         np.testing.assert_allclose(ends[1][name], x, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+def test_statistics_are_whole_on_each_device_of_a_lane():
+    """Also with as many features as environments."""
+    import ppo
+
+    if jax.local_device_count() < 2:
+        pytest.skip("one device cannot share a lane")
+    algorithm = ppo.make(small_config("ppo", num_envs=4, normalize_obs=True, num_minibatches=4))
+    state = jax.eval_shape(algorithm.init, jax.random.key(0))
+    assert state.obs_statistics.mean.shape == (4,)
+    placed = make_placement(2, 2, 2, num_envs=4).abstract(state)
+    assert placed.obs.sharding.spec == jax.sharding.PartitionSpec("lane", "env")
+    assert placed.obs_statistics.mean.sharding.spec == jax.sharding.PartitionSpec("lane")
+
+
 def draw_from_buffer(key, batch_size):
     return draw_rows(init_buffer({"x": jnp.float32(0)}, 100).replace(count=jnp.int32(50)), key, (3, batch_size))
 

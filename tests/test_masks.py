@@ -104,6 +104,13 @@ def test_no_illegal_action_is_chosen(script):
 
 
 @pytest.mark.parametrize("script", ["ppo", "dqn", "pqn"])
+def test_without_a_mask_any_action_is_sampled(script):
+    algorithm, state, _ = trained(script, Phases)
+    actions = np.array([algorithm.act(state, jnp.eye(3), key=jax.random.key(seed)) for seed in range(50)])
+    np.testing.assert_array_equal(np.unique(actions), range(3))
+
+
+@pytest.mark.parametrize("script", ["ppo", "dqn", "pqn"])
 def test_illegal_actions_are_chosen_where_the_suite_does_not_tell(script):
     """The control of the test above."""
     _, _, metrics = trained(script, Silent)

@@ -20,7 +20,7 @@ class Row:
     def __init__(self, name):
         raw = json.loads((RESULTS / "raw" / f"{name}.json").read_text())
         self.scores = np.array(raw["final_episode_return"])
-        self.iqm, self.worst, self.seconds = iqm(self.scores), self.scores.min(), raw["timing"]["wall_seconds"]
+        self.iqm, self.worst, self.seconds = iqm(self.scores), self.scores.min(), raw["timing"].get("wall_seconds")
 
     def below(self, score):
         return f"{count(int((self.scores < score).sum()))} of {len(self.scores)} seeds"
@@ -33,6 +33,7 @@ def count(n):
 SENTENCES = {  # page -> [row of it -> a sentence, for each row]
     "docs/dqn.md": [
         ("dqn-CartPole-v1-n_step-1", lambda x: f"On CartPole-v1 {x.below(475)} end below 475 with one-step returns"),
+        ("dqn-Seaquest-MinAtar", lambda x: f"by a factor of up to {x.scores.max() / x.scores.min():.1f}"),
     ],
     "docs/pqn.md": [
         ("pqn-CartPole-v1", lambda x: f"On CartPole-v1 {x.below(475)} ends below 475"),
@@ -154,6 +155,17 @@ def test_the_tables_of_commands_and_environments_are_those_of_the_csv(name, monk
     assert len(lines) > 4
 
 
+def test_the_sentences_about_kept_starts_are_those_of_the_csv():
+    with (RESULTS / "environments.csv").open(newline="") as file:
+        rows = {row["environment"]: row for row in csv.DictReader(file) if row["reset_period"] != "0"}
+    gains = sorted((row["gain"] for row in rows.values()), key=float)
+    assert f"is a factor of {gains[0]} to {gains[-1]}." in words("docs/environments.md")
+    craftax = rows["craftax/Craftax-Classic-Symbolic-v1"]
+    fresh, kept = (round(float(craftax[name])) for name in ("steps_per_s_fresh", "steps_per_s"))
+    sentence = f"makes {fresh} env steps per CPU-second with a reset in every step and {kept:,} with kept starts"
+    assert sentence in words("docs/doing-it-right-in-jax.md")
+
+
 def test_the_sentences_about_whole_commands_are_those_of_the_csv():
     with (RESULTS / "commands.csv").open(newline="") as file:
         alone, seeds, sweep, small, large = csv.DictReader(file)
@@ -173,6 +185,7 @@ def test_the_table_of_kernels_is_that_of_the_csv():
     page = (ROOT / "benchmarks" / "README.md").read_text()
     assert "\n".join([lines[0], "|---" * 5 + "|", *lines[1:]]) + "\n\n" in page
     assert len(lines) > 6
+    assert f"had 4,870 kernels then, and has {columns[1][1]} now" in words("benchmarks/GPU.md")
 
 
 def test_the_sentences_about_growth_are_those_of_the_csv():

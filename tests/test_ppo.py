@@ -128,6 +128,13 @@ def test_shuffle_makes_all_orders_equally_often():
     assert chisquare(counts + 500 * (np.arange(24) == 0)).pvalue < 1e-3, "one order half too often would be seen"
 
 
+def test_a_minibatch_of_one_row_is_refused():
+    """Its normalised advantage is 0, and nothing would be learned."""
+    make(replace(SMALL, num_minibatches=SMALL.steps_per_iteration // 2))
+    with pytest.raises(ValueError, match=r"num_minibatches must divide .* and be less"):
+        make(replace(SMALL, num_minibatches=SMALL.steps_per_iteration))
+
+
 def test_shuffle_puts_all_rows_into_all_minibatches_equally_often():
     keys = jax.random.split(jax.random.key(0), 2_000)
     orders = np.asarray(jax.jit(jax.vmap(lambda key: shuffle(key, 512)))(keys))

@@ -151,7 +151,7 @@ def test_a_run_says_what_it_does(script, undisturbed):
         r"compiling \.\.\.",
         r"compiled in [\d.]+ s, [\d.]+ [KM]?i?B on each device",
         rf" +[\d,]+ / {total} steps  [\d,]+ steps/s  return -?(\d+\.\d|nan)(  greedy -?\d+\.\d)?  \d+ s left",
-        rf" +{total} / {total} steps  [\d,]+ steps/s  return -?\d+\.\d  greedy -?\d+\.\d  0 s left",
+        rf" +{total} / {total} steps  [\d,]+ steps/s  return -?\d+\.\d  0 s left",
         r"greedy evaluation of 2 seeds, 2 whole episodes each:",
         r" +mean +IQM +95 % CI of the IQM +min +max",
         r" +-?\d+\.\d +-?\d+\.\d +-?\d+\.\d to -?\d+\.\d +-?\d+\.\d +-?\d+\.\d",

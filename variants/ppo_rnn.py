@@ -9,7 +9,7 @@ Different from the original:
   - Observation statistics change after the epochs: the first minibatch is exactly on-policy.
 
 Options, off by default:
-  - target_kl (Dossa et al. 2021): no updates from the first approx_kl > 1.5 * target_kl on.
+  - target_kl (Dossa et al. 2021): the first approx_kl > 1.5 * target_kl ends the updates.
   - layer_norm (arXiv:2303.01486); torso simba (arXiv:2410.09754) without weight decay.
 
 Run: python variants/ppo_rnn.py --env MemoryChain-bsuite --num-seeds 16 (--help lists every setting)

@@ -57,7 +57,7 @@ class Config:
     max_grad_norm: Positive = 10.0  # gradients are clipped to this global norm
     gamma: Fraction = 0.99  # discount
     q_lambda: Fraction = 0.65  # lambda of the returns; 0: one step, 1: Monte Carlo
-    epsilon_start: Fraction = 1.0  # share of random actions at the start
+    epsilon_start: Fraction = 1.0  # share of random actions at the start, at least epsilon_end
     epsilon_end: Fraction = 0.05  # share of random actions at the end
     exploration_fraction: PositiveFraction = 0.1  # share of total_timesteps in which epsilon falls
     normalize_obs: bool = False  # normalise by running mean and variance
@@ -208,7 +208,7 @@ def make(config: Config) -> Algorithm:
     num_rows = config.steps_per_iteration  # num_envs * num_steps
     minibatch_size, rest = divmod(num_rows, config.num_minibatches)
     if rest:
-        raise ValueError(f"num_minibatches = {config.num_minibatches} must divide {num_rows} rows")
+        raise ValueError(f"num_minibatches must divide num_envs * num_steps = {num_rows}")
     env = make_env(config.env)
     if not hasattr(env.action_space, "n"):
         raise ValueError(f"{config.env} has continuous actions; use sac.py, td3.py or ppo.py")
@@ -251,7 +251,8 @@ def make(config: Config) -> Algorithm:
         if key is None:
             return action
         is_random, number = draw_actions(key, action.shape, config.epsilon_end)
-        return jnp.where(is_random, choose_legal(number, mask), action)
+        number = number % num_actions if mask is None else choose_legal(number, mask)
+        return jnp.where(is_random, number, action)
 
     def value(state, obs, mask=None):
         return forbid(network.apply(state.params, preprocess(state, obs)), mask).max(axis=-1)

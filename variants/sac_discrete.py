@@ -10,7 +10,7 @@ Different from the original:
   - Illegal actions, if told, are never chosen nor bootstrapped from (arXiv:2006.14171).
 
 Options, off by default:
-  - n_step (Hessel et al. 2018, arXiv:1710.02298), uncorrected; the last step's entropy alone.
+  - n_step (Hessel et al. 2018, arXiv:1710.02298), uncorrected, with the last step's entropy alone.
   - layer_norm (arXiv:2403.00514); torso simba (arXiv:2410.09754) without weight decay.
 
 Run: python variants/sac_discrete.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
@@ -48,7 +48,7 @@ class Config:
     """Float fields can be swept in one compilation; any other change compiles anew."""
 
     env: str = "CartPole-v1"  # listed by python -m common.suites
-    total_timesteps: int = 1_000_000  # env steps per seed, learning_starts included
+    total_timesteps: int = 1_000_000  # env steps per seed with learning_starts, in whole iterations
     num_envs: int = 1  # parallel environments
     steps_per_iteration: int = 1_000  # env steps per record of metrics
     learning_starts: int = 1_000  # uniform-random env steps before the first iteration

@@ -41,7 +41,7 @@ def check_preset_name(script: str, config_class: type, env: str, name: str) -> N
     env, algorithm = _without_options(env), Path(script).stem
     names = [x for x, presets in read_all_presets(algorithm, config_class).items() if x and env in presets]
     if name and name not in names:
-        others = f"only {', '.join(names)}" if names else "nor any other with a name"
+        others = f"only {', '.join(names)}" if names else "whose presets have no name: leave --preset out"
         raise ValueError(f"presets/{algorithm}.toml has no preset {name} for {env}, {others}")
 
 

@@ -69,12 +69,12 @@ def read_axes(sweeps: tuple[str, ...], num_samples: int, config: Any) -> dict[st
 
 def _check_field(name: str, config: Any) -> None:
     hints = typing.get_type_hints(type(config))
+    floats = ", ".join(field.name for field in dataclasses.fields(config) if hints[field.name] is float)
     if name not in hints:
         near = difflib.get_close_matches(name, hints, n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise ValueError(f"--sweep {name}: there is no such setting{hint}")
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {floats}"
+        raise ValueError(f"--sweep {name}: there is no such setting; {hint}")
     if hints[name] is not float:
-        floats = ", ".join(field.name for field in dataclasses.fields(config) if hints[field.name] is float)
         raise ValueError(
             f"--sweep {name}: only float settings can be swept ({floats}); "
             f"start one run per value with --{name.replace('_', '-')}"

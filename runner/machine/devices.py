@@ -20,7 +20,7 @@ CACHED_LANES = 8  # lanes trained together on a CPU core; more overflow the cach
 QUICK = {"xla_backend_optimization_level": 1}
 COPIED_BYTES = 8 * 2**20  # largest State of a lane that is copied in and out of a group, once per segment
 # Fields of State that every device of a lane holds whole: each reads all of it. The others belong to the environments.
-WHOLE = ("params", "target_params", "opt_state", "buffer")
+WHOLE = ("params", "target_params", "opt_state", "buffer", "obs_statistics")
 
 
 class Placement(NamedTuple):

@@ -134,7 +134,7 @@ class ProgressDisplay:
         elapsed = time.perf_counter() - self.start_time
         speed = (steps - self.start_steps) * self.part.num_lanes / max(elapsed, 1e-9)
         text = f"{speed:,.0f} steps/s  return {latest_return(progress.metrics):.1f}"
-        if progress.evaluations:
+        if progress.evaluations and steps < self.total_steps:  # at the end it would not be the one of the report
             text += f"  greedy {iqm(progress.evaluations['eval_episode_return'][:, -1]):.1f}"
         self._warn(steps, finite_records(records, self.experiment.episode_metrics).all(axis=1))
         if self.diverged.any():
