@@ -202,7 +202,7 @@ VARIANTS = {
         "ppo",
         {"Config", "Actor", "Critic", "Batch", "State", "Algorithm"},
         {"init", "act", "value", "explore", "loss", "update_or_stop", "evaluate", "learn", "step"},
-        157,
+        155,
     ),
     "variants/sac_discrete": (
         "sac",

@@ -5,7 +5,7 @@ docs/ppo_rnn.md has the mathematics, each implementation detail, and what each m
 
 Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
-  - Illegal actions, if told, have probability 0 (arXiv:2006.14171).
+  - Illegal actions have probability 0 (arXiv:2006.14171).
   - Observation statistics change after the epochs: the first minibatch is exactly on-policy.
 
 Options, off by default:

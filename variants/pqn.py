@@ -144,7 +144,7 @@ class Transition:
     terminated: jax.Array  # [num_envs] bool, no successor state
     truncated: jax.Array  # [num_envs] bool, cut by a time limit
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
-    next_mask: jax.Array | None = None  # [num_envs, num_actions] bool, legal in next_obs, if told
+    next_mask: jax.Array | None = None  # [num_envs, num_actions] bool, legal in next_obs; None: all
 
 
 @struct.dataclass

@@ -7,7 +7,7 @@ Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
   - Updates per env step never depend on num_envs; other settings raise ValueError.
   - `init` fills the buffer with learning_starts uniform-random transitions.
-  - Illegal actions, if told, are never chosen nor bootstrapped from (arXiv:2006.14171).
+  - Actions declared illegal are never chosen nor bootstrapped from (arXiv:2006.14171).
 
 Options, off by default:
   - n_step (Hessel et al. 2018, arXiv:1710.02298), uncorrected, with the last step's entropy alone.
@@ -165,8 +165,8 @@ class Transition:
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
     truncated: jax.Array | None = None  # [num_envs] bool, cut by a time limit, if n_step > 1
     discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch if n_step > 1
-    mask: jax.Array | None = None  # [num_envs, num_actions] bool, legal in obs, if told
-    next_mask: jax.Array | None = None  # [num_envs, num_actions] bool, legal in next_obs, if told
+    mask: jax.Array | None = None  # [num_envs, num_actions] bool, legal in obs; None: all
+    next_mask: jax.Array | None = None  # [num_envs, num_actions] bool, legal in next_obs; None: all
 
 
 @struct.dataclass

@@ -14,8 +14,8 @@ class Options:
 
     num_seeds: int = 1  # seeds trained in parallel; seed i has the key jax.random.key(SEED + i)
     seed: int = 0  # first seed
-    # name of a preset in presets/<script>.toml, whose values are the defaults, such as small, which suits a CPU where
-    # the preset without a name needs a GPU; empty: the one without a name
+    # name of a preset in presets/<script>.toml, whose values are the defaults, such as small, for a CPU; empty: the one
+    # without a name
     preset: str = ""
     # float setting to vary, in one compilation: learning-rate=1e-4,3e-4 or =log:1e-5:1e-2:16 or =lin:LOW:HIGH:COUNT
     sweep: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
@@ -23,9 +23,8 @@ class Options:
     out: str = "runs"  # results go to OUT/<script>/<env>/NAME
     name: str = ""  # folder of this run; empty: date and time
     eval_episodes: int = 32  # greedy episodes per seed in each evaluation; 0: no evaluation
-    # env steps per seed between evaluations, the first of which is before training; 0: only at the end; auto: 20
-    # after it, fewer in a run so short that their episodes, at full length, would take more than 16 times its env steps
-    # or, on a GPU or TPU, more than a tenth of its steps and updates one after another
+    # env steps per seed between evaluations, after one before training; 0: only at the end; auto: about 20
+    # evaluations, fewer in a short run (docs/running.md has the rule)
     eval_every: str = "auto"
     eval_max_steps: int = 10_000  # steps after which a greedy episode is cut, if the environment has no lower limit
     checkpoint_every: float = 60.0  # seconds between checkpoints; 0: after every iteration; the end is always saved
