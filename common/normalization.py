@@ -23,7 +23,7 @@ def init_statistics(shape: tuple[int, ...] | dict[str, tuple[int, ...]]) -> Runn
 
 
 def update_statistics(statistics: RunningStatistics, batch: Any) -> RunningStatistics:
-    """Add a batch [..., *shape]; any chunking of the same data gives the same result (Chan et al. 1979, eq. 2.1)."""
+    """Add a batch [..., *shape]; any chunking gives the same to rounding (Chan et al. 1979, eq. 2.1)."""
     batch = jax.tree.map(lambda mean, x: x.astype(jnp.float32).reshape(-1, *mean.shape), statistics.mean, batch)
     num_items = len(jax.tree.leaves(batch)[0])
     total = statistics.count + num_items
