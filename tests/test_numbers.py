@@ -62,7 +62,7 @@ SENTENCES = {  # page -> [row of it -> a sentence, for each row]
         ("reppo-brax-hopper-backend-spring-small", lambda x: f"in 1M: {x.iqm:.1f} ({x.worst:.0f})"),
         ("ppo-brax-hopper-backend-spring-small", lambda x: f"over ten it is {x.iqm:.1f}"),
         ("ppo-brax-reacher-small", lambda x: f"with 0.9, the preset: {x.iqm:.1f}"),
-        ("ppo-Breakout-MinAtar", lambda x: f"(bar 50.1, OPEN): {x.iqm:.1f} over seeds 0 to 19"),
+        ("ppo-Breakout-MinAtar-learning_rate-0.001", lambda x: f"of 1e-3: {x.iqm:.1f} over seeds 0 to 19"),
         ("td3-Pendulum-v1", lambda x: f"the preset has {x.iqm:.1f} over seeds 0 to 19"),
     ],
 }

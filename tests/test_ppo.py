@@ -605,7 +605,7 @@ def test_the_action_that_is_learned_from_is_not_clipped():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_minibatches": 5}, "num_minibatches = 5"),
+        ({"num_minibatches": 5}, "num_minibatches must divide"),
         ({"num_minibatches": 0}, "num_minibatches"),
         ({"num_epochs": 0}, "num_epochs"),
         ({"num_envs": 0}, "num_envs"),
