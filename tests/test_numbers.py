@@ -63,6 +63,9 @@ SENTENCES = {  # page -> [row of it -> a sentence, for each row]
         ("ppo-brax-hopper-backend-spring-small", lambda x: f"over ten it is {x.iqm:.1f}"),
         ("ppo-brax-reacher-small", lambda x: f"with 0.9, the preset: {x.iqm:.1f}"),
         ("ppo-Breakout-MinAtar-learning_rate-0.001", lambda x: f"of 1e-3: {x.iqm:.1f} over seeds 0 to 19"),
+        ("ppo-brax-walker2d-backend-spring-small", lambda x: f"with 0.997: PPO {x.iqm:.1f}, SAC"),
+        ("sac-brax-walker2d-backend-spring", lambda x: f"SAC {x.iqm:.1f}, TD3"),
+        ("td3-brax-walker2d-backend-spring", lambda x: f"TD3 {x.iqm:.1f}."),
         ("td3-Pendulum-v1", lambda x: f"the preset has {x.iqm:.1f} over seeds 0 to 19"),
     ],
 }
