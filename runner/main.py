@@ -92,7 +92,8 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     hosts.connect(options)
     hosts.check_places(options, num_lanes, config.num_envs)
     import_gymnax()
-    algorithm = make(config)
+    swept = {name: jax.numpy.float32(axis.numbers[0]) for name, axis in axes.items()}  # arrays, as in training
+    algorithm = make(dataclasses.replace(config, **swept))
     abstract_state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
     check_memory(config, options, num_lanes, abstract_state)
     check_wandb(options.wandb)

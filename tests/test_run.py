@@ -667,6 +667,7 @@ def test_bad_settings(script, changes, words, folder):
         (["--learning-rate=-1e-3"], "learning_rate must be at least 0, not -0.001"),
         (["--gamma", "1.5"], "gamma must be between 0 and 1, not 1.5"),
         (["--clip-eps=-0.2"], "clip_eps must be above 0, not -0.2"),
+        (["--sweep", "reward-scale=1,2", "--normalize-reward"], "reward_scale must be 1 if normalize_reward, which"),
         (["--sweep", "gamma=0.9,1.5"], "--sweep gamma must be between 0 and 1, not 1.5"),
         (["--sweep", "gamma=0.9,0.95", "--gamma", "0.5"], "--gamma is also swept"),
         (["--sweep", "learning-rate=0.1,0.2", "--learning_rate=0.5"], "--learning-rate is also swept"),
