@@ -241,8 +241,8 @@ def make(config: Config) -> Algorithm:
     num_rows = config.steps_per_iteration  # num_envs * num_steps
     minibatch_size, rest = divmod(num_rows, config.num_minibatches)
     if rest or minibatch_size == 1:  # a single advantage, normalised, is 0
-        rows = f"num_envs * num_steps = {num_rows}"
-        raise ValueError(f"num_minibatches must divide {rows}, and be less")
+        rows = f"num_envs * num_steps = {num_rows}, and be less"
+        raise ValueError(f"num_minibatches = {config.num_minibatches} must divide {rows}")
     env = make_env(config.env)
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]

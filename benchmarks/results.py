@@ -402,9 +402,9 @@ INTRODUCTION = """\
 
 Made by `python benchmarks/results.py`; `--only <script>/<environment>` repeats a row. Each row is a preset of the
 script, the one whose name follows the environment or else that without a name, on seeds 0 to 19, or on the first ones
-where `seeds` is less. Presets of GPU size have published settings. Those of all other presets of PPO and REPPO, of DQN
-on CartPole, and of all scripts on the MountainCars, bsuite, misc, and Brax' reacher and hopper were chosen on seeds
-1000 and up.
+where `seeds` is less. Presets of GPU size have published settings, but for PPO's learning rate on Breakout. That, and
+the settings of all other presets of PPO and REPPO, of DQN on CartPole, and of all scripts on the MountainCars, bsuite,
+misc, and Brax' reacher, hopper and walker2d were chosen on seeds 1000 and up.
 Scores are greedy returns after training, over 100 whole episodes for each seed: the interquartile mean (IQM) over seeds
 with its 95 % bootstrap interval, the mean, and the worst seed.
 Each script's name links to the raw file with the commands, the settings, the curve and the score of every seed,
@@ -464,8 +464,9 @@ BARS = """\
 ## Bars
 
 Each IQM beside the score that counts as solved and the best published number; "within" where the IQM misses a goal that
-its 95 % interval contains. What was tried where a goal was missed stands in
-[NOTES.md](NOTES.md#where-a-bar-was-hard-to-reach). The 10M env steps of MinAtar are rows of [GPU.md](GPU.md).
+its 95 % interval contains. The IQM is rounded as the goals are, the interval is not. What was tried where a goal was
+missed stands in [NOTES.md](NOTES.md#where-a-bar-was-hard-to-reach). The 10M env steps of MinAtar are rows of
+[GPU.md](GPU.md).
 
 | script | environment | env steps per seed | IQM | solved | reached | best published | reached |
 |---|---|---|---|---|---|---|---|"""
@@ -533,12 +534,12 @@ def bars(raws: dict[Pair, dict[str, Any]]) -> list[str]:
 
 
 def reached(scores: dict[str, float], goal: float | None) -> list[str]:
-    """The cells of a goal: its value, and whether an IQM or its interval reaches it, rounded as the goals are."""
+    """The cells of a goal: its value, and whether an IQM reaches it, rounded as the goals are."""
     if goal is None:
         return ["", ""]
     if round(scores["iqm"], 1) >= goal:
         return [f"{goal:g}", "yes"]
-    return [f"{goal:g}", "within" if round(scores["ci_high"], 1) >= goal else "no"]
+    return [f"{goal:g}", "within" if scores["ci_high"] >= goal else "no"]
 
 
 def gpu_report(raws: dict[Pair, dict[str, Any]]) -> str:

@@ -215,13 +215,13 @@ VARIANTS = {
         "ppo",
         {"Config", "Torso", "Transition", "Batch", "State"},
         {"accumulate", "make_optimizer", "init", "act", "value", "explore", "update", "learn", "step"},
-        288,
+        287,
     ),
     "variants/reppo": (
         "ppo",
         {"Config", "Torso", "Actor", "Critic", "Transition", "Batch", "Params", "State"},
         {"accumulate", "make_optimizer", "init", "act", "value", "explore", "update", "evaluate", "learn", "step"},
-        356,
+        355,
     ),
 }
 

@@ -111,7 +111,7 @@ def test_every_preset_passes_the_checks_of_make(script, monkeypatch):
 
 
 def test_a_preset_that_make_refuses_is_noticed(monkeypatch):
-    with pytest.raises(ValueError, match=r"num_minibatches must divide num_envs \* num_steps = 512"):
+    with pytest.raises(ValueError, match=r"num_minibatches = 7 must divide num_envs \* num_steps = 512"):
         reach_environment("ppo", ppo.Config(num_minibatches=7), monkeypatch)
 
 

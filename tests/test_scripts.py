@@ -263,8 +263,13 @@ def test_float_fields_can_be_swept(script, env):
     The first equals the same seed among others, and the last a run alone, to rounding.
     """
     config, values = config_of(script, env), SWEPT[script]
-    if hasattr(config, "normalize_reward"):  # which excludes reward_scale
-        config = replace(config, normalize_reward=False)
+    if getattr(config, "normalize_reward", False):  # which excludes reward_scale
+        assert_swept(replace(config, normalize_reward=False), {"reward_scale": values["reward_scale"]})
+        values = {name: value for name, value in values.items() if name != "reward_scale"}
+    assert_swept(config, values)
+
+
+def assert_swept(config, values):
     defaults = {name: getattr(config, name) for name in values}
     lanes = [defaults, *[defaults | {name: value} for name, value in values.items()], values]
     lanes = {name: jnp.array([settings[name] for settings in lanes]) for name in values}

@@ -208,7 +208,8 @@ def make(config: Config) -> Algorithm:
     num_rows = config.steps_per_iteration  # num_envs * num_steps
     minibatch_size, rest = divmod(num_rows, config.num_minibatches)
     if rest:
-        raise ValueError(f"num_minibatches must divide num_envs * num_steps = {num_rows}")
+        rows = f"num_envs * num_steps = {num_rows}"
+        raise ValueError(f"num_minibatches = {config.num_minibatches} must divide {rows}")
     env = make_env(config.env)
     if not hasattr(env.action_space, "n"):
         raise ValueError(f"{config.env} has continuous actions; use sac.py, td3.py or ppo.py")
