@@ -22,6 +22,8 @@ class Suite(suites.Suite):
     reset_period = 64  # a new world takes as long as 16 to 123 steps (benchmarks/README.md)
 
     def __init__(self, name: str):
+        from craftax.craftax.envs.common import log_achievements_to_info
+        from craftax.craftax_classic.envs.common import compute_score
         from craftax.craftax_env import make_craftax_env_from_name
         from gymnax.environments import spaces
 
@@ -30,6 +32,8 @@ class Suite(suites.Suite):
         self.max_episode_steps = int(params.max_timesteps)  # 100,000; 10,000 in Classic
         self.params = params.replace(max_timesteps=2**30)  # so that `done` is death or victory alone
         self.action_space = spaces.Discrete(self.env.num_actions)
+        # Craftax calls these with its own `done`; here the time limit ends episodes too.
+        self.log = compute_score if "Classic" in name else log_achievements_to_info
 
     def reset(self, key: jax.Array):
         """`key -> obs, state`."""
@@ -37,5 +41,5 @@ class Suite(suites.Suite):
 
     def step(self, key: jax.Array, state: Any, action: jax.Array):
         """`-> obs, state, reward, terminated, info`."""
-        obs, state, reward, done, info = self.env.step(key, state, action, self.params)
-        return obs, state, reward, done, {name: x for name, x in info.items() if name != "discount"}
+        obs, state, reward, done, _ = self.env.step(key, state, action, self.params)
+        return obs, state, reward, done, self.log(state, True)
