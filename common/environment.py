@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from common.contract import check_suite
 from common.loops import unroll
 from common.starts import init_starts, next_starts, renew_starts
-from common.suites import Suite, make_suite
+from common.suites import Suite, find_maker, make_suite
 
 
 @struct.dataclass
@@ -22,28 +23,36 @@ class EnvState:
     episodes: dict[str, jax.Array]  # sums over ended episodes, [num_envs] each; see `episode_metrics`
     starts: Any  # kept observations and states of the next episodes, [num_envs, ...], or None; see common/starts.py
     turn: jax.Array  # [] int32, steps since the starts were renewed
+    told: dict[str, jax.Array]  # scalar of the suite -> number of ended episodes that summed it, [num_envs] int32
 
 
 class Environment:
     """`num_envs` copies of an environment, each of which starts a new episode when one has ended.
 
+    Keys are typed or old-style ones (`jax.random.PRNGKey`).
+
     Attributes:
         obs_shape, obs_dtype: of one observation; dicts of them if the critic sees more than the actor.
+        scalars: names of the scalars in the suite's info, which become metrics.
         has_mask: whether actions may be illegal; see `action_mask`.
+
+    Raises:
+        ValueError: the suite is not what common/suites says, in one line.
     """
 
     def __init__(self, suite: Suite, max_episode_steps: int | None = None, reset_period: int | None = None):
         self.suite, self.action_space = suite, suite.action_space
         # Physics takes seconds to trace: with jit once for all programs and loops. XLA inlines the calls.
         once = (lambda function: function) if suite.is_small else jax.jit
-        self._reset_one, self._step_one = once(suite.reset), once(suite.step)
-        self._reset = jax.vmap(self._reset_one)
+        reset, self._step_one = once(suite.reset), once(suite.step)
+        obs, state, scalars = check_suite(suite, reset, self._step_one)
+        self._reset = lambda keys: jax.tree.map(_cast, jax.vmap(reset)(keys), (obs, state))
         self.max_episode_steps = suite.max_episode_steps if max_episode_steps is None else max_episode_steps
         period = self.max_episode_steps if suite.reset_period is None else suite.reset_period
-        self.reset_period = period if reset_period is None else reset_period
-        obs, state = jax.eval_shape(self._reset_one, jax.eval_shape(jax.random.key, 0))
+        self.reset_period = (period if reset_period is None else reset_period) or 0
         self.obs_shape = jax.tree.map(lambda x: x.shape, obs)
         self.obs_dtype = jax.tree.map(lambda x: x.dtype, obs)
+        self.scalars = list(scalars)
         self.has_mask = jax.eval_shape(suite.action_mask, state) is not None
 
     @property
@@ -51,24 +60,20 @@ class Environment:
         """Rounds that a loop over steps runs as one, `jax.lax.scan(..., unroll=env.unroll)`."""
         return unroll() if self.suite.is_small else 1
 
-    @functools.cached_property
-    def scalars(self) -> list[str]:
-        """Names of the scalars in the suite's info, which become metrics."""
-        key = jax.eval_shape(jax.random.key, 0)
-        _, state = jax.eval_shape(self._reset_one, key)
-        *_, info = jax.eval_shape(self._step_one, key, state, jax.eval_shape(self.action_space.sample, key))
-        return [name for name, x in info.items() if x.shape == () and name != "truncated"]
-
     def reset(self, keys: jax.Array) -> tuple[jax.Array, EnvState]:
         """Start an episode in each environment. keys [num_envs] -> obs [num_envs, *obs_shape], env_state."""
-        keys, ahead_keys = _split(keys) if self.reset_period else (keys, keys)
+        keys, ahead_keys = _split(keys, 2) if self.reset_period else (_typed(keys), None)
         starts = init_starts(self._reset, ahead_keys, self.reset_period)
         obs, state = self._reset(keys)
-        zeros = jnp.zeros(keys.shape, jnp.float32)
-        length = zeros.astype(jnp.int32)
-        episodes = dict.fromkeys([*self.scalars, "episode_return", "episode_length"], zeros) | {"num_episodes": length}
+        zeros, none = jnp.zeros(keys.shape, jnp.float32), jnp.zeros(keys.shape, jnp.int32)
         return obs, EnvState(
-            state=state, length=length, episode_return=zeros, episodes=episodes, starts=starts, turn=jnp.int32(0)
+            state=state,
+            length=none,
+            episode_return=zeros,
+            episodes=dict.fromkeys([*self.scalars, "episode_return", "episode_length"], zeros) | {"num_episodes": none},
+            starts=starts,
+            turn=jnp.int32(0),
+            told=dict.fromkeys(self.scalars, none),
         )
 
     def action_mask(self, env_state: EnvState) -> jax.Array | None:
@@ -77,9 +82,9 @@ class Environment:
 
     def advance(self, keys: jax.Array, env_state: EnvState, action: jax.Array):
         """Like `step`, but start no episode: `obs` is the true successor also where the episode has ended."""
-        obs, state, reward, terminated, info = jax.vmap(self._step_one)(keys, env_state.state, action)
+        obs, state, reward, terminated, info = jax.vmap(self._step_one)(_typed(keys), env_state.state, action)
         reward, length = reward.astype(jnp.float32), env_state.length + 1
-        truncated = info.get("truncated", jnp.zeros(keys.shape, bool))
+        truncated = info.get("truncated", jnp.zeros_like(terminated))
         if self.max_episode_steps is not None:
             truncated |= length >= self.max_episode_steps
         info = {name: info[name] for name in self.scalars}
@@ -101,12 +106,15 @@ class Environment:
             `final_mask` (its `action_mask`), `returned_episode` (whether an episode ended), its
             `returned_episode_returns` and `returned_episode_lengths`, and the scalars of the suite's info.
         """
-        step_keys, reset_keys = _split(keys)
+        step_keys, *reset_keys = _split(keys, 3 if self.reset_period else 2)  # to renew kept starts, to use one
         next_obs, env_state, reward, terminated, truncated, info = self.advance(step_keys, env_state, action)
         done = terminated | truncated
+        is_told = {name: done & jnp.isfinite(info[name]) for name in self.scalars}
         episode = {"episode_return": env_state.episode_return, "episode_length": env_state.length, "num_episodes": 1}
-        add = lambda total, x: total + jnp.where(done, x, 0).astype(total.dtype)  # noqa: E731
-        episodes = jax.tree.map(add, env_state.episodes, info | episode)
+        add = lambda total, x, is_counted: total + jnp.where(is_counted, x, 0).astype(total.dtype)  # noqa: E731
+        counted = is_told | dict.fromkeys(episode, done)
+        episodes = jax.tree.map(add, env_state.episodes, info | episode, counted)
+        told = jax.tree.map(lambda count, x: count + x, env_state.told, is_told)
         info |= {
             "final_observation": next_obs,
             "final_mask": self.action_mask(env_state),
@@ -114,30 +122,39 @@ class Environment:
             "returned_episode_returns": env_state.episode_return,
             "returned_episode_lengths": env_state.length,
         }
-        starts = next_starts(self._reset, reset_keys, env_state.starts)
+        starts = next_starts(self._reset, reset_keys[-1], env_state.starts)
         obs, state = jax.vmap(_select)(done, starts, (next_obs, env_state.state))
         env_state = env_state.replace(
             state=state,
             length=jnp.where(done, 0, env_state.length),
             episode_return=jnp.where(done, 0.0, env_state.episode_return),
             episodes=episodes,
+            told=told,
         )
-        starts, turn = renew_starts(self._reset, reset_keys, env_state.starts, env_state.turn, self.reset_period)
+        starts, turn = renew_starts(self._reset, reset_keys[0], env_state.starts, env_state.turn, self.reset_period)
         env_state = env_state.replace(starts=starts, turn=turn)
         return obs, env_state, reward, terminated, truncated, info
 
 
-def _split(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two keys from each. [num_envs] -> [num_envs], [num_envs]."""
-    pairs = jax.vmap(jax.random.split)(keys)
-    return pairs[:, 0], pairs[:, 1]
+def _typed(keys: jax.Array) -> jax.Array:
+    """Typed keys, also where they are old-style ones, uint32 [num_envs, 2]."""
+    return keys if jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(keys)
+
+
+def _split(keys: jax.Array, num: int) -> tuple[jax.Array, ...]:
+    """So many keys from each. [num_envs] -> [num_envs] each; the first ones do not depend on their number."""
+    keys = jax.vmap(lambda key: jax.random.split(key, num))(_typed(keys))
+    return tuple(keys[:, i] for i in range(num))
+
+
+def _cast(x: jax.Array, like: jax.Array) -> jax.Array:
+    return x if x.dtype == like.dtype else x.astype(like.dtype)
 
 
 def _select(condition: jax.Array, a: Any, b: Any) -> Any:
     return jax.tree.map(lambda x, y: jax.lax.select(condition, x, y), a, b)
 
 
-@functools.cache
 def make_env(name: str) -> Environment:
     """Make an environment by its name: a gymnax id or `SUITE/ENVIRONMENT`, as `brax/ant`, with or without options.
 
@@ -145,27 +162,45 @@ def make_env(name: str) -> Environment:
     `brax/ant:backend=spring`, are arguments of the suite. `gymnax.register(id, factory)` adds an environment, a module
     in common/suites adds a suite.
 
+    The same name gives the same Environment until another is registered under it. A class that was changed in place,
+    as in a notebook, is seen after `make_env.cache_clear()`.
+
     Raises:
         ValueError: an unknown name (the message suggests the nearest ones), a package that is not installed, a wrong
-            option or an unsupported action space.
+            option, an unsupported action space, or an environment that is not what common/suites says.
     """
+    return _make_env(name, find_maker(name))
+
+
+@functools.cache
+def _make_env(name: str, maker: Any) -> Environment:
     with jax.ensure_compile_time_eval():  # keeps its constants concrete where a sweep traces all of `make`
         suite, limits = make_suite(name)
-        return Environment(suite, **limits)
+        try:
+            return Environment(suite, **limits)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+
+
+make_env.cache_clear = _make_env.cache_clear
 
 
 def clear_episodes(env_state: EnvState) -> EnvState:
     """Restart the sums over ended episodes."""
-    return env_state.replace(episodes=jax.tree.map(jnp.zeros_like, env_state.episodes))
+    episodes, told = jax.tree.map(jnp.zeros_like, (env_state.episodes, env_state.told))
+    return env_state.replace(episodes=episodes, told=told)
 
 
 def episode_metrics(env_state: EnvState) -> dict[str, jax.Array]:
     """Number of episodes ended since `clear_episodes`, and means of their returns, lengths and last scalars.
 
-    The means are NaN if no episode has ended: a zero would be a score.
+    The means are NaN if no episode has ended: a zero would be a score. A scalar that is not finite is left out.
     """
-    totals = {name: x.sum(dtype=x.dtype) for name, x in env_state.episodes.items()}
+    totals, told = jax.tree.map(lambda x: x.sum(dtype=x.dtype), (env_state.episodes, env_state.told))
     num_episodes = totals.pop("num_episodes")
-    count = jnp.maximum(num_episodes, 1).astype(jnp.float32)
-    means = {name: jnp.where(num_episodes > 0, total / count, jnp.nan) for name, total in totals.items()}
+
+    def mean(total, count):
+        return jnp.where(count > 0, total / jnp.maximum(count, 1).astype(jnp.float32), jnp.nan)
+
+    means = {name: mean(total, told.get(name, num_episodes)) for name, total in totals.items()}
     return means | {"num_episodes": num_episodes}

@@ -3,6 +3,9 @@
 Each environment keeps one start, and all are renewed together, once in `period` steps: an episode that follows one of
 at least that length has a start of its own, one that follows a shorter episode may begin as that did. With a period of
 0 no start is kept, and each step computes fresh ones. `reset` is vectorised: keys [num_envs] -> observations, states.
+
+A start that is used again gets new generators, or the whole episode would have the random numbers of the one before:
+the typed keys in its state, and old-style ones, uint32 [2], that are called `rng` or `key`.
 """
 
 from collections.abc import Callable
@@ -19,7 +22,24 @@ def init_starts(reset: Callable, keys: jax.Array, period: int) -> Any:
 
 def next_starts(reset: Callable, keys: jax.Array, starts: Any) -> Any:
     """Observations and states for the episodes that begin after this step."""
-    return reset(keys) if starts is None else starts
+    if starts is None:
+        return reset(keys)
+    obs, states = starts
+    return obs, jax.vmap(_renew_generators)(keys, states)
+
+
+def _renew_generators(key: jax.Array, state: Any) -> Any:
+    """The state of one environment with a key of its own in place of each generator."""
+    paths_and_leaves, structure = jax.tree_util.tree_flatten_with_path(state)
+    keys, leaves = jax.random.split(key, len(paths_and_leaves)), []
+    for key, (path, x) in zip(keys, paths_and_leaves, strict=True):
+        name = jax.tree_util.keystr(path[-1:], simple=True)
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x = jax.random.split(key, x.shape)
+        elif x.dtype == jnp.uint32 and x.shape == (2,) and name in ("rng", "key"):
+            x = jax.random.key_data(key)
+        leaves.append(x)
+    return jax.tree.unflatten(structure, leaves)
 
 
 def renew_starts(reset: Callable, keys: jax.Array, starts: Any, turn: jax.Array, period: int) -> tuple[Any, jax.Array]:

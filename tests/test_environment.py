@@ -143,13 +143,12 @@ WITHOUT_DOWNLOAD = [name for name in gymnax.registration._BUILTIN_ENV_IDS if nam
 
 @pytest.mark.parametrize("name", WITHOUT_DOWNLOAD)
 def test_every_gymnax_environment_can_be_reset_and_stepped(name):
-    env = make_env(name)
-
     def start_and_step(keys):
         obs, env_state = env.reset(keys)
         return obs, env.step(keys, env_state, jax.vmap(env.action_space.sample)(keys))
 
     with jax.numpy_rank_promotion("allow"):  # Swimmer relies on it
+        env = make_env(name)
         first, after = jax.jit(start_and_step)(jax.random.split(jax.random.key(0), 3))
     second, _, reward, terminated, truncated, info = after
     for obs in (first, second, info["final_observation"]):
@@ -352,7 +351,7 @@ class Success(Toy):
 
     def step_env(self, key, state, action, params):
         obs, state, reward, terminated, info = super().step_env(key, state, action, params)
-        info = {"success": action == 1, "time": state.time, "path": jnp.zeros(3), "episode_return": 7, "discount": 1.0}
+        info = {"success": action == 1, "time": state.time, "path": jnp.zeros(3), "discount": 1.0}
         return obs, state, reward, terminated, info
 
 
@@ -369,7 +368,6 @@ def test_scalars_of_the_environments_info_become_metrics():
         assert metrics.keys() == {"episode_return", "episode_length", "num_episodes", "success", "time"}
         expected = {5: (0.75, 5.0), 10: (0.0, 5.0)}.get(step, (np.nan, np.nan))
         np.testing.assert_array_equal([metrics["success"], metrics["time"]], expected)
-        assert float(metrics["episode_return"]) != 7.0, "a metric of our own was overridden"
 
 
 @struct.dataclass

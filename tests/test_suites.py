@@ -283,10 +283,11 @@ def test_no_start_is_computed_where_none_is_due(period, num_loops):
 def test_the_state_has_the_fields_of_older_checkpoints_in_their_order():
     """`runner.folder.checkpoint` tells arrays by these names."""
     names = [field.name for field in dataclasses.fields(EnvState)]
-    assert names == ["state", "length", "episode_return", "episodes", "starts", "turn"]
+    assert names == ["state", "length", "episode_return", "episodes", "starts", "turn", "told"]
     keys = jax.random.split(jax.random.key(0), 3)
     _, env_state = Environment(Numbers(5)).reset(keys)
     assert env_state.starts is None
+    assert env_state.told == {}  # no array, as older checkpoints have none
     _, env_state = Environment(Numbers(5), reset_period=4).reset(keys)
     assert jax.tree.map(jnp.shape, env_state.starts) == ((3,), ((3,), (3,)))
     assert env_state.turn.shape == ()
@@ -302,6 +303,51 @@ def test_all_starts_are_renewed_together_once_in_a_period():
         is_new = env_state.starts[0] != before
         np.testing.assert_array_equal(is_new, [step % 4 == 0] * 3)
         assert env_state.turn == step % 4
+
+
+class Dice(Suite):
+    """Each step shows a number of the generator in its state, of the kind that is asked for."""
+
+    max_episode_steps, reset_period, action_space = 4, 100, spaces.Discrete(2)
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def reset(self, key):
+        start_key, key = jax.random.split(key)
+        raw = jax.random.key_data(key)
+        generators = {
+            "typed": {"any name": key},
+            "two": [key, key],
+            "raw": {"info": {"rng": raw}},
+            "hidden": {"x": raw},
+        }
+        return jnp.float32(0), (jax.random.uniform(start_key), generators[self.kind])
+
+    def step(self, key, state, action):
+        start, generators = state
+        keys = [x if x.dtype != jnp.uint32 else jax.random.wrap_key_data(x) for x in jax.tree.leaves(generators)]
+        obs = sum(jax.random.uniform(x) for x in keys) - len(keys) * jax.random.uniform(keys[-1])
+        return jax.random.uniform(keys[0]) if self.kind != "two" else obs, state, start, jnp.bool_(False), {}
+
+
+@pytest.mark.parametrize(("kind", "is_renewed"), [("typed", True), ("two", True), ("raw", True), ("hidden", False)])
+def test_a_start_that_is_used_again_has_new_random_numbers(kind, is_renewed):
+    """`hidden`, the control, is a generator that cannot be told from numbers."""
+    env = Environment(Dice(kind))
+
+    def step(env_state, key):
+        _, env_state, start, *_, info = env.step(jax.random.split(key, 3), env_state, jnp.zeros(3))
+        return env_state, (start, info["final_observation"])
+
+    _, env_state = env.reset(jax.random.split(jax.random.key(0), 3))
+    _, (start, numbers) = jax.lax.scan(step, env_state, jax.random.split(jax.random.key(1), 16))
+    starts, numbers = np.asarray(start)[::4], np.asarray(numbers)[::4]  # [episode, environment]
+    assert (starts[1:] == starts[1]).all(), "one start is kept for the second and all later episodes"
+    assert (starts[0] != starts[1]).all()
+    assert len(np.unique(numbers[1:])) == (9 if is_renewed else 3)
+    if kind == "two":
+        assert (numbers[1:] != 0).all(), "generators differ"
 
 
 def test_a_long_step_is_traced_once_for_all_programs_and_loops():
@@ -411,6 +457,41 @@ def test_options_reach_the_environment_its_parameters_and_the_limit():
     assert make_env("FourRooms-misc:use_visual_obs=True").obs_shape == (13, 13, 2)
     assert make_env("FrozenLake-misc:map_name=8x8").obs_shape == (64,)
     assert make_env("gymnax/CartPole-v1:gravity=1.5").suite.params.gravity == 1.5
+
+
+@pytest.mark.parametrize(
+    ("options", "whole"),
+    [
+        ("CartPole-v1:masspole=1", "masspole=1,total_mass=2,polemass_length=0.5"),
+        ("CartPole-v1:masscart=3", "masscart=3,total_mass=3.1"),
+        ("CartPole-v1:length=2", "length=2,polemass_length=0.2"),
+        ("BernoulliBandit-misc:max_episode_steps=7", "max_episode_steps=7,t_max=7"),
+    ],
+)
+def test_parameters_that_follow_from_others_are_derived(options, whole):
+    params = make_env(options).suite.params
+    assert params == make_env(f"{options.partition(':')[0]}:{whole}").suite.params
+    assert params != make_env(options.partition(":")[0]).suite.params
+    if "CartPole" in options:
+        assert params.total_mass == pytest.approx(params.masscart + params.masspole)
+        assert params.polemass_length == pytest.approx(params.masspole * params.length)
+
+
+@pytest.mark.parametrize("name", ["Craftax-Classic-Symbolic-v1", "Craftax-Symbolic-v1"])
+def test_achievements_are_those_of_the_state_whether_craftax_ends_the_episode_or_a_limit(name, monkeypatch):
+    pytest.importorskip("craftax")
+    suite, key = make_env(f"craftax/{name}").suite, jax.random.key(0)
+    _, shapes = jax.eval_shape(suite.reset, key)
+    world = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes.replace(state_rng=None))
+    world = world.replace(achievements=world.achievements.at[2].set(True))
+    for done in (False, True):
+        outcome = jnp.zeros(1), world, jnp.float32(0), jnp.bool_(done), {"discount": 1.0}
+        monkeypatch.setattr(suite.env, "step", lambda *_, outcome=outcome: outcome)
+        *_, terminated, info = suite.step(key, world, 0)
+        assert terminated == done
+        told = sorted(float(x) for name, x in info.items() if name.startswith("Achievements/"))
+        assert told[-2:] == [0.0, 100.0]
+        assert "Classic" not in name or info["score"] > 0
 
 
 @pytest.mark.parametrize("limit", [40, 1000])

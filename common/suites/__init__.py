@@ -31,7 +31,9 @@ class Suite(Protocol):
         action_space: a gymnax `Discrete`, or a bounded `Box` of rank 1.
         max_episode_steps: time limit in env steps, None without one.
         reset_period: env steps between new starts (common/starts.py). 0: every step computes a fresh start, as is best
-            where a reset is cheap. None: the time limit, for a suite whose episodes all last that long.
+            where a reset is cheap. None: the time limit, for a suite whose episodes all last that long. A start that
+            is used again keeps its state but for its generators of random numbers, which are typed keys
+            (`jax.random.key`), or old-style ones called `rng` or `key`.
         is_small: whether a step is so short that a GPU should run several as one round of a loop.
     """
 
@@ -47,7 +49,8 @@ class Suite(Protocol):
 
     @abstractmethod
     def reset(self, key: jax.Array) -> tuple[jax.Array, Any]:
-        """Start an episode: obs [*obs_shape], and state, any pytree of arrays.
+        """Start an episode: obs [*obs_shape], and state, any pytree of arrays, alike in `step`. Images are
+        [height, width, channels].
 
         Where the critic may see more than the policy, as in simulation, obs is a dict of `actor` and `critic`.
         """
@@ -59,7 +62,8 @@ class Suite(Protocol):
         """Take one step, without a reset: obs, state, reward [], terminated [] bool, info.
 
         `action` is in the units of `action_space`. `terminated` never includes the time limit. Scalars in `info`
-        become metrics, but for `truncated` [] bool: the suite cuts the episode by a rule of its own.
+        become metrics, the mean over episodes of their last finite ones, but for `truncated` [] bool: the suite cuts
+        the episode by a rule of its own.
         """
 
     def action_mask(self, state: Any) -> jax.Array | None:
@@ -85,6 +89,16 @@ def suites() -> list[str]:
 def short_name(name: str) -> str:
     """The name that presets and folders use, without the suite gymnax: `gymnax/CartPole-v1` -> `CartPole-v1`."""
     return name.removeprefix("gymnax/")
+
+
+def find_maker(name: str) -> Any:
+    """What makes the environment of this name: another object if it has been registered or its suite loaded anew."""
+    suite, slash, env = name.partition(":")[0].rpartition("/")
+    try:
+        module = importlib.import_module(f"{__name__}.{suite if slash else 'gymnax'}")
+    except ImportError:  # `make_suite` says so
+        return None
+    return module.Suite, getattr(module, "FACTORIES", {}).get(env)
 
 
 def make_suite(name: str) -> tuple[Suite, dict[str, int]]:

@@ -5,6 +5,7 @@ Options are fields of the environment's parameters or arguments of its class: `D
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -20,6 +21,12 @@ from common import suites
 REQUIREMENT = "gymnax==1.0.1"
 LIMIT = "max_steps_in_episode"  # gymnax' name of max_episode_steps
 MAX_ARGUMENT = 10_000  # integers of a class are sizes: DeepSea makes arrays of the square of its own
+FACTORIES = gymnax.registration._registry  # by id, also those of `gymnax.register`
+# Fields that follow from others: an option that changes one changes all.
+DERIVED = {
+    "CartPole-v1": lambda x: {"total_mass": x.masscart + x.masspole, "polemass_length": x.masspole * x.length},
+    "BernoulliBandit-misc": lambda x: {"t_max": int(x.max_steps_in_episode)},
+}
 # gymnax draws these itself, and classic control with Gymnasium.
 DRAWABLE = (
     *(f"{game}-MinAtar" for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")),
@@ -60,7 +67,11 @@ class Suite(suites.Suite):
             env, params = gymnax.make(name, **sizes)
         params = params.replace(**{key: x for key, x in options.items() if key in fields})
         if max_episode_steps is not None and LIMIT in fields:  # some observations have the share of time that is left
-            params = params.replace(**{LIMIT: max_episode_steps})
+            params = params.replace(**{LIMIT: type(getattr(params, LIMIT))(max_episode_steps)})
+        for key, value in DERIVED.get(name, lambda _: {})(params).items():
+            if not math.isclose(options.get(key, value), value, rel_tol=1e-6):
+                raise ValueError(f"{key} of {name} is {value:g} with its other options, not {options[key]:g}")
+            params = params.replace(**{key: value})
         self.name, self.env, self.params = name, env, params
         self.action_space = self.env.action_space(self.params)
         self.num_observations = getattr(self.env.observation_space(self.params), "n", None)  # of a Discrete space

@@ -36,12 +36,14 @@ class Suite(suites.Suite):
 
     def reset(self, key: jax.Array):
         """`key -> obs, state`."""
-        timestep = self.env.reset(key)
+        with jax.enable_x64(False):  # with 64 bits Navix mixes both widths, and its conds fail
+            timestep = self.env.reset(key)
         return timestep.observation.astype(jnp.float32), timestep
 
     def step(self, key: jax.Array, timestep: Any, action: jax.Array):
         """`-> obs, state, reward, terminated, info`; Navix' own `step` would reset, one step late."""
-        timestep = self.env._step(timestep, action)
+        with jax.enable_x64(False):
+            timestep = self.env._step(timestep, action.astype(jnp.int32))
         obs = timestep.observation.astype(jnp.float32)
         return obs, timestep, timestep.reward, timestep.is_termination(), {}
 
