@@ -35,7 +35,7 @@ from common.config import Fraction, NonNegative, Positive, PositiveFraction, che
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import scan_mean
-from common.spaces import choose_legal, forbid
+from common.spaces import check_discrete, choose_legal, forbid, to_float
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ class Config:
     max_grad_norm: Positive = 10.0  # gradients are clipped to this global norm
     gamma: Fraction = 0.99  # discount
     n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
-    epsilon_start: Fraction = 1.0  # share of random actions at the start, at least epsilon_end
+    epsilon_start: Fraction = 1.0  # share of random actions at the start
     epsilon_end: Fraction = 0.05  # share of random actions at the end
     exploration_fraction: PositiveFraction = 0.5  # share of total_timesteps in which epsilon falls
     double: bool = True  # Double DQN: the online network selects, the target network evaluates
@@ -98,7 +98,7 @@ class Config:
 
 
 class Torso(nn.Module):
-    """Features of any observation; for images, MinAtar's convolution (Young & Tian 2019)."""
+    """Features of any observation; of images [height, width, channels] by MinAtar's convolution."""
 
     config: Config
     obs_shape: tuple[int, ...]
@@ -107,7 +107,7 @@ class Torso(nn.Module):
     def __call__(self, obs: jax.Array) -> jax.Array:
         activation = getattr(nn, self.config.activation)
         leading = obs.shape[: obs.ndim - len(self.obs_shape)]
-        x = obs.astype(jnp.float32)  # [*leading, *obs_shape]
+        x = to_float(obs, self.obs_shape)  # [*leading, *obs_shape]
 
         if len(self.obs_shape) == 3 and min(self.obs_shape[:2]) >= 3:
             # A matrix product over patches: under vmap several times faster than nn.Conv.
@@ -204,8 +204,7 @@ def make(config: Config) -> Algorithm:
     config = validate(config)
     check_replay(config)
     env = make_env(config.env)
-    if not hasattr(env.action_space, "n"):
-        raise ValueError(f"{config.env} has continuous actions; use sac.py, td3.py or ppo.py")
+    check_discrete(config.env, env)
     num_actions = env.action_space.n
     num_choices = 2**30 if env.has_mask else num_actions  # random numbers for choose_legal
     torso = partial(Torso, config=config, obs_shape=env.obs_shape)

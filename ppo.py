@@ -31,10 +31,11 @@ from flax import struct
 from common import normalization
 from common.config import Fraction, NonNegative, Positive, validate
 from common.environment import clear_episodes, episode_metrics, make_env
+from common.gradients import clip_inward
 from common.initializers import orthogonal
 from common.loops import unroll
 from common.random import shuffle_epochs
-from common.spaces import actor_obs, critic_obs, forbid, scale_action
+from common.spaces import actor_obs, critic_obs, forbid, scale_action, to_float
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -88,7 +89,7 @@ class Config:
 
 
 class Torso(nn.Module):
-    """Features of any observation; for images, MinAtar's convolution (Young & Tian 2019)."""
+    """Features of any observation; of images [height, width, channels] by MinAtar's convolution."""
 
     config: Config
     obs_shape: tuple[int, ...]
@@ -97,7 +98,7 @@ class Torso(nn.Module):
     def __call__(self, obs: jax.Array) -> jax.Array:
         activation = getattr(nn, self.config.activation)
         leading = obs.shape[: obs.ndim - len(self.obs_shape)]
-        x = obs.astype(jnp.float32)  # [*leading, *obs_shape]
+        x = to_float(obs, self.obs_shape)  # [*leading, *obs_shape]
 
         if len(self.obs_shape) == 3 and min(self.obs_shape[:2]) >= 3:
             # A matrix product over patches: under vmap several times faster than nn.Conv.
@@ -134,7 +135,7 @@ class Actor(nn.Module):
         if self.is_discrete:
             return distrax.Categorical(logits=forbid(x, mask))
         log_std = self.param("log_std", nn.initializers.zeros, (self.num_outputs,), jnp.float32)
-        std = jnp.exp(jnp.clip(log_std, -20.0, 2.0))
+        std = jnp.exp(clip_inward(log_std, -20.0, 2.0))
         return distrax.MultivariateNormalDiag(x, jnp.broadcast_to(std, x.shape))
 
 

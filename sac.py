@@ -32,12 +32,20 @@ from flax import struct
 
 from common import normalization
 from common.buffer import Buffer, add, draw_rows, init_buffer, read, read_windows
-from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
+from common.config import (
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    TargetEntropy,
+    check_replay,
+    validate,
+)
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import scan_mean
 from common.random import correlate
-from common.spaces import actor_obs, critic_obs, scale_action
+from common.spaces import actor_obs, check_continuous, critic_obs, scale_action
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -60,7 +68,7 @@ class Config:
     critic_learning_rate: NonNegative = 3e-4  # Adam step size of the critics
     alpha_learning_rate: NonNegative = 3e-4  # Adam step size of log alpha; 0 fixes alpha
     alpha: Positive = 1.0  # temperature at the start
-    target_entropy: float = -1.0  # target per action dimension; the paper's is -1
+    target_entropy: TargetEntropy = -1.0  # target per action dimension; the paper's is -1
     gamma: Fraction = 0.99  # discount
     n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
     noise_steps: int = 1  # correlation time of exploration noise (Eberhard et al. 2023); 1: white
@@ -228,10 +236,7 @@ def make(config: Config) -> Algorithm:
     config = validate(config)
     check_replay(config)
     env = make_env(config.env)
-    if hasattr(env.action_space, "n"):
-        raise ValueError(f"{config.env} has discrete actions, not continuous; use dqn.py or ppo.py")
-    if len(actor_obs(env.obs_shape)) != 1:
-        raise ValueError(f"{config.env} has observations {env.obs_shape}, not vectors; use ppo.py")
+    check_continuous(config.env, env)
     action_dim = env.action_space.shape[0]
     value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
     actor = Actor(action_dim, partial(Torso, config))

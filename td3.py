@@ -37,7 +37,7 @@ from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import scan_mean, unroll
 from common.random import correlate
-from common.spaces import actor_obs, critic_obs, scale_action
+from common.spaces import actor_obs, check_continuous, critic_obs, scale_action
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -224,10 +224,7 @@ def make(config: Config) -> Algorithm:
     config = validate(config)
     check_replay(config)
     env = make_env(config.env)
-    if hasattr(env.action_space, "n"):
-        raise ValueError(f"{config.env} has discrete actions, not continuous; use dqn.py or ppo.py")
-    if len(actor_obs(env.obs_shape)) != 1:
-        raise ValueError(f"{config.env} has observations {env.obs_shape}, not vectors; use ppo.py")
+    check_continuous(config.env, env)
     action_dim = env.action_space.shape[0]
     value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
     actor = Actor(action_dim, partial(Torso, config))

@@ -22,6 +22,7 @@ class Range(NamedTuple):
 NonNegative = Annotated[float, Range("at least 0", lambda x: x >= 0)]
 Positive = Annotated[float, Range("above 0", lambda x: x > 0)]
 Fraction = Annotated[float, Range("between 0 and 1", lambda x: 0 <= x <= 1)]
+TargetEntropy = Annotated[float, Range("below log 2 = 0.693, the most in [-1, 1]", lambda x: x < np.log(2))]
 PositiveFraction = Annotated[float, Range("above 0 and at most 1", lambda x: 0 < x <= 1)]
 
 
@@ -51,6 +52,12 @@ def validate(config: ConfigType) -> ConfigType:
     on_host = {name: np.float32(value) for name, value in floats.items() if not isinstance(value, jax.Array)}
     if getattr(config, "normalize_reward", False) and on_host.get("reward_scale") != 1:  # else it is swept
         raise ValueError("reward_scale must be 1 if normalize_reward, which divides by it again")
+    if {"epsilon_start", "epsilon_end"} <= on_host.keys() and config.epsilon_start < config.epsilon_end:
+        raise ValueError(f"epsilon_start = {config.epsilon_start} must be at least epsilon_end = {config.epsilon_end}")
+    if {"value_min", "value_max"} <= on_host.keys() and config.value_min >= config.value_max:
+        raise ValueError(f"value_min = {config.value_min} must be below value_max = {config.value_max}")
+    if on_host.get("exploration_noise_max") and config.num_envs == 1:
+        raise ValueError("exploration_noise_max, the noise of the last environment, needs num_envs of at least 2")
     return dataclasses.replace(config, **on_host)
 
 

@@ -13,7 +13,7 @@ from helpers import ENVS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config import Fraction, NonNegative, Positive, PositiveFraction, validate
+from common.config import Fraction, NonNegative, Positive, PositiveFraction, TargetEntropy, validate
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Config:
     gamma: Fraction = 0.99
     tau: PositiveFraction = 0.5
     adam_eps: Positive = 1e-8
-    target_entropy: float = -1.0
+    target_entropy: TargetEntropy = -1.0
     anneal: bool = True
     hidden_sizes: tuple[int, ...] = (64, 64)
     activation: Literal["tanh", "relu"] = "tanh"
@@ -110,6 +110,7 @@ def test_a_wrong_type_is_refused_with_the_name_of_the_field(field, value):
         *(("gamma", value, "between 0 and 1") for value in (1.5, -0.1, jnp.float32(1.5))),
         *(("tau", value, "above 0 and at most 1") for value in (0, 2.0, -1.0)),
         *(("adam_eps", value, "above 0") for value in (0.0, 1e-60, -1e-8)),
+        *(("target_entropy", value, "below log 2 = 0.693, the most .*") for value in (1.0, 0.6932)),
     ],
 )
 def test_a_float_out_of_its_range_is_refused_with_the_range(field, value, allowed):
@@ -203,10 +204,15 @@ def test_a_run_of_less_than_one_iteration_is_refused(total_timesteps):
         ("ppo", {"normalize_reward": True, "reward_scale": 0.5}, "reward_scale must be 1 if normalize_reward"),
         ("ppo_rnn", {"normalize_reward": True, "reward_scale": 2.0}, "reward_scale must be 1 if normalize_reward"),
         ("ppo", {"normalize_reward": True, "reward_scale": jnp.float32(1)}, "reward_scale must be 1 if "),
+        ("dqn", {"epsilon_start": 0.4, "epsilon_end": 0.5}, "^epsilon_start = 0.4 must be at least epsilon_end = 0.5$"),
+        ("pqn", {"epsilon_start": 0.4, "epsilon_end": 0.5}, "^epsilon_start = 0.4 must be at least epsilon_end"),
+        ("reppo", {"value_min": 99.0, "value_max": -99.0}, "^value_min = 99.0 must be below value_max = -99.0$"),
+        ("reppo", {"value_min": 7.0, "value_max": 7.0}, "^value_min = 7.0 must be below value_max = 7.0$"),
+        ("td3", {"exploration_noise_max": 0.5, "num_envs": 1}, "^exploration_noise_max, the noise of the last env"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(script, changes, message):
-    config = importlib.import_module(script).Config()
+    config = importlib.import_module(script).Config(**({"num_envs": 4} if script == "td3" else {}))
     for name in changes:  # one alone is no contradiction
         validate(dataclasses.replace(config, **{name: changes[name]}))
     with pytest.raises(ValueError, match=message):

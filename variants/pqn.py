@@ -9,7 +9,6 @@ Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378), and cut lambda.
   - Each target bootstraps from its own successor, that of the last step but one too.
   - Illegal actions are not chosen, and no value is theirs (arXiv:2006.14171).
-  - Images are not divided by 255.
 
 Sparse rewards are its weakness: it learns from each transition in one iteration only.
 
@@ -37,7 +36,7 @@ from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import scan_mean, unroll
 from common.random import shuffle_epochs
-from common.spaces import choose_legal, forbid
+from common.spaces import check_discrete, choose_legal, forbid, to_float
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -57,7 +56,7 @@ class Config:
     max_grad_norm: Positive = 10.0  # gradients are clipped to this global norm
     gamma: Fraction = 0.99  # discount
     q_lambda: Fraction = 0.65  # lambda of the returns; 0: one step, 1: Monte Carlo
-    epsilon_start: Fraction = 1.0  # share of random actions at the start, at least epsilon_end
+    epsilon_start: Fraction = 1.0  # share of random actions at the start
     epsilon_end: Fraction = 0.05  # share of random actions at the end
     exploration_fraction: PositiveFraction = 0.1  # share of total_timesteps in which epsilon falls
     normalize_obs: bool = False  # normalise by running mean and variance
@@ -86,7 +85,7 @@ class Config:
 
 
 class Torso(nn.Module):
-    """Features of any observation; for images, MinAtar's convolution (Young & Tian 2019)."""
+    """Features of any observation; of images [height, width, channels] by MinAtar's convolution."""
 
     config: Config
     obs_shape: tuple[int, ...]
@@ -95,7 +94,7 @@ class Torso(nn.Module):
     def __call__(self, obs: jax.Array) -> jax.Array:
         activation = getattr(nn, self.config.activation)
         leading = obs.shape[: obs.ndim - len(self.obs_shape)]
-        x = obs.astype(jnp.float32)  # [*leading, *obs_shape]
+        x = to_float(obs, self.obs_shape)  # [*leading, *obs_shape]
 
         if len(self.obs_shape) == 3 and min(self.obs_shape[:2]) >= 3:
             # A matrix product over patches: under vmap several times faster than nn.Conv.
@@ -211,8 +210,7 @@ def make(config: Config) -> Algorithm:
         rows = f"num_envs * num_steps = {num_rows}"
         raise ValueError(f"num_minibatches = {config.num_minibatches} must divide {rows}")
     env = make_env(config.env)
-    if not hasattr(env.action_space, "n"):
-        raise ValueError(f"{config.env} has continuous actions; use sac.py, td3.py or ppo.py")
+    check_discrete(config.env, env)
     num_actions = env.action_space.n
     num_choices = 2**30 if env.has_mask else num_actions  # random numbers for choose_legal
     network = QNetwork(num_actions, partial(Torso, config, env.obs_shape))

@@ -29,13 +29,13 @@ from flax import struct
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
 from common import normalization
-from common.config import Fraction, NonNegative, Positive, validate
+from common.config import Fraction, NonNegative, Positive, TargetEntropy, validate
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.hl_gauss import histogram_mean, hl_gauss
 from common.initializers import orthogonal
 from common.loops import scan_mean, unroll
 from common.random import shuffle_epochs
-from common.spaces import actor_obs, critic_obs, scale_action
+from common.spaces import actor_obs, check_continuous, critic_obs, scale_action
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ class Config:
     value_max: float = 100.0  # upper end; what matters is that the metric clipped_targets stays 0
     num_bins: int = 151  # of the critic's range
     alpha: Positive = 0.01  # temperature at the start
-    target_entropy: float = -0.5  # target per action dimension
+    target_entropy: TargetEntropy = -0.5  # target per action dimension
     eta: Positive = 0.01  # weight of the KL at the start, and at least
     kl_bound: Positive = 0.1  # rows with a larger KL from the old policy bring it down
     normalize_obs: bool = True  # normalise by running mean and variance
@@ -240,10 +240,9 @@ def make(config: Config) -> Algorithm:
         rows = f"num_envs * num_steps = {num_rows}"
         raise ValueError(f"num_minibatches = {config.num_minibatches} must divide {rows}")
     env = make_env(config.env)
-    if hasattr(env.action_space, "n"):
-        raise ValueError(f"{config.env} has discrete actions, not continuous; use dqn.py or ppo.py")
-    if len(actor_obs(env.obs_shape)) != 1:
-        raise ValueError(f"{config.env} has observations {env.obs_shape}, not vectors; use ppo.py")
+    check_continuous(config.env, env)
+    if config.num_bins < 2:
+        raise ValueError(f"num_bins must be at least 2, not {config.num_bins}")
     action_dim = env.action_space.shape[0]
     bins = {"low": config.value_min, "high": config.value_max}
     to_histogram = partial(hl_gauss, **bins, num_bins=config.num_bins)

@@ -38,7 +38,7 @@ from common.config import Fraction, NonNegative, Positive, PositiveFraction, che
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import scan_mean
-from common.spaces import choose_legal, forbid
+from common.spaces import check_discrete, choose_legal, forbid
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -224,10 +224,7 @@ def make(config: Config) -> Algorithm:
     config = validate(config)
     check_replay(config)
     env = make_env(config.env)
-    if not hasattr(env.action_space, "n"):
-        raise ValueError(f"{config.env} has continuous actions; use sac.py, td3.py or ppo.py")
-    if len(env.obs_shape) != 1:
-        raise ValueError(f"{config.env} has observations {env.obs_shape}, not vectors; use dqn.py")
+    check_discrete(config.env, env, only_vectors=True)
     num_actions = env.action_space.n
     num_choices = 2**30 if env.has_mask else num_actions  # random numbers for choose_legal
     max_entropy = np.float32(np.log(num_actions))  # that of the uniform policy

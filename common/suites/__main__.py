@@ -7,7 +7,7 @@ import sys
 
 import common  # noqa: F401  # before gymnax
 from common.environment import make_env
-from common.spaces import actor_obs
+from common.spaces import actor_obs, scripts_for
 from common.suites import suites
 
 
@@ -25,7 +25,7 @@ def describe(name: str) -> str:
     obs = ", ".join(f"{part} {shape}".strip() for part, shape in shapes.items())
     dtype = actor_obs(env.obs_dtype)
     limit = f"{env.max_episode_steps:,} steps" if env.max_episode_steps else "no limit"
-    scripts = "ppo dqn" if is_discrete else "ppo sac td3"
+    scripts = " ".join(script.removesuffix(".py") for script in scripts_for(env))
     return f"{actions:15} {f'{obs} {dtype}':20} {limit:14} {scripts}"
 
 
