@@ -298,6 +298,16 @@ def test_a_flipped_bit_is_an_error_that_names_the_checkpoint_or_does_no_harm(tmp
         assert is_equal(restored, state)
 
 
+def test_a_policy_with_a_flipped_bit_is_an_error_that_names_the_checkpoint(state, copied):
+    content, one = bytearray(copied.read_bytes()), jax.tree.leaves(state.params)[0]
+    place = content.index(np.asarray(one[0]).tobytes())  # of lane 0
+    content[place] ^= 1
+    copied.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{copied} is damaged .*checksums do not match"):
+        restore_policy(copied, abstract_lane(state), 0)
+    restore_policy(copied, abstract_lane(state), 1)  # another lane is whole
+
+
 # -- The script of a run -----------------------------------------------------------------------------------------------
 
 

@@ -135,6 +135,32 @@ def test_the_entropy_is_that_of_legal_actions(script):
     assert metrics["entropy"].max() <= np.log(2) + 1e-6
 
 
+@pytest.mark.parametrize("script", ["ppo", "ppo_rnn"])
+def test_without_a_learning_rate_every_ratio_is_one_where_actions_are_illegal_too(script):
+    module = importlib.import_module(script)
+    with mock.patch.object(module, "make_env", return_value=Environment(Phases())):
+        config = module.Config(env="Phases", hidden_sizes=(32,), **CONFIGS[script] | {"learning_rate": 0.0})
+        algorithm = module.make(config)
+        _, metrics = jax.jit(algorithm.step)(algorithm.init(jax.random.key(0)), 0)
+    np.testing.assert_allclose([metrics["approx_kl"], metrics["clip_fraction"]], 0.0, atol=1e-6)
+
+
+class Dear(Phases):
+    """Of two legal actions the one that is illegal in the next state costs more."""
+
+    def step(self, key, state, action):
+        *outcome, info = super().step(key, state, action)
+        outcome[2] -= 2.0 * (action == (state[0] + 1) % 3)
+        return *outcome, info
+
+
+@pytest.mark.parametrize("script", ["dqn", "sac_discrete", "pqn"])
+def test_the_best_of_the_actions_that_are_legal_now_is_learned(script):
+    algorithm, state, _ = trained(script, Dear)
+    action = algorithm.act(state, jnp.eye(3), mask=jnp.asarray(MASKS))
+    np.testing.assert_array_equal(action, [2, 0, 1])
+
+
 def test_a_logit_that_is_forbidden_has_probability_and_gradient_zero():
     logits, mask = jnp.array([0.3, 5.0, -0.2]), jnp.array([True, False, True])
     policy = distrax.Categorical(logits=forbid(logits, mask))

@@ -350,6 +350,34 @@ def test_a_start_that_is_used_again_has_new_random_numbers(kind, is_renewed):
         assert (numbers[1:] != 0).all(), "generators differ"
 
 
+class Keys(Suite):
+    """Each observation is the key that it was made with."""
+
+    max_episode_steps, reset_period, action_space = 4, 4, spaces.Discrete(2)
+
+    def reset(self, key):
+        return jax.random.key_data(key), ()
+
+    def step(self, key, state, action):
+        return jax.random.key_data(key), (), jnp.float32(0), jnp.bool_(False), {}
+
+
+@pytest.mark.parametrize("period", [0, 4])
+def test_no_reset_and_no_step_has_a_key_that_another_had(period):
+    env, keys = Environment(Keys(), reset_period=period), jax.random.split(jax.random.key(0), (41, 3))
+
+    def step(env_state, keys):
+        obs, env_state, *_, info = env.step(keys, env_state, jnp.zeros(3))
+        return env_state, (obs, info["final_observation"], info["returned_episode"])
+
+    first, env_state = env.reset(keys[0])
+    _, (obs, stepped, ended) = jax.jit(jax.lax.scan, static_argnums=0)(step, env_state, keys[1:])
+    started = np.concatenate([first, obs[ended]])
+    used = [*started, *stepped.reshape(-1, 2), *jax.random.key_data(keys[1:]).reshape(-1, 2)]
+    assert len(started) == 3 * 11
+    assert len({tuple(key.tolist()) for key in map(np.asarray, used)}) == len(used)
+
+
 def test_a_long_step_is_traced_once_for_all_programs_and_loops():
     """Physics takes seconds to trace."""
     traced = []

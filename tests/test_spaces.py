@@ -1,0 +1,81 @@
+"""common/spaces.py: which scripts take an environment, and what a network sees of an image."""
+
+import importlib
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnax.environments import spaces
+from helpers import SCRIPTS
+
+from common.environment import Environment
+from common.spaces import scripts_for
+from common.suites import Suite
+
+DISCRETE, BOX = spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,))
+VECTOR, IMAGE = (4,), (6, 6, 2)
+SEEN_BY_CRITIC = {"actor": VECTOR, "critic": (9,)}
+TAKEN = [
+    (DISCRETE, VECTOR, ["ppo.py", "dqn.py"]),
+    (DISCRETE, IMAGE, ["ppo.py", "dqn.py"]),
+    (DISCRETE, SEEN_BY_CRITIC, ["ppo.py"]),
+    (BOX, VECTOR, ["ppo.py", "sac.py", "td3.py"]),
+    (BOX, SEEN_BY_CRITIC, ["ppo.py", "sac.py", "td3.py"]),
+    (BOX, IMAGE, ["ppo.py"]),
+    (BOX, {"actor": VECTOR, "critic": IMAGE}, ["ppo.py"]),
+]
+
+
+class Seen(Suite):
+    """An episode without events, of these actions and observations."""
+
+    max_episode_steps, reset_period = 9, 0
+
+    def __init__(self, action_space, obs_shape, dtype=jnp.float32):
+        is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
+        self.action_space = action_space
+        self.obs = jax.tree.map(lambda shape: jnp.full(shape, 200, dtype), obs_shape, is_leaf=is_shape)
+
+    def reset(self, key):
+        return self.obs, ()
+
+    def step(self, key, state, action):
+        return self.obs, (), jnp.float32(0), jnp.bool_(False), {}
+
+
+@pytest.mark.parametrize(("action_space", "obs_shape", "scripts"), TAKEN)
+def test_a_script_takes_an_environment_or_names_those_that_do(action_space, obs_shape, scripts):
+    env = Environment(Seen(action_space, obs_shape))
+    assert scripts_for(env) == scripts
+    for script in [*SCRIPTS, "ppo_rnn", "pqn", "reppo", "sac_discrete"]:
+        module = importlib.import_module(script)
+        with mock.patch.object(module, "make_env", return_value=env):
+            try:
+                algorithm = module.make(module.Config(env="Seen", hidden_sizes=(4,)))
+            except ValueError as error:
+                assert str(error).endswith(f"; use {' or '.join(scripts)}")  # noqa: PT017
+                assert f"{script}.py" not in scripts
+            else:
+                jax.eval_shape(algorithm.init, jax.random.key(0))
+                assert f"{script}.py" in scripts or script not in SCRIPTS
+
+
+@pytest.mark.parametrize("script", ["ppo", "dqn", "ppo_rnn", "pqn"])
+def test_bytes_of_an_image_are_seen_as_numbers_from_0_to_1(script):
+    """The features of bytes are those of the same image as floats; numbers that are no image stay as they are."""
+    module = importlib.import_module(script)
+    for shape, divisor in ((IMAGE, 255), (VECTOR, 1), ((3, 3), 1), ((), 1)):
+        torso = module.Torso(module.Config(hidden_sizes=(4,)), shape)
+        image = np.random.default_rng(0).integers(0, 256, (5, *shape)).astype(np.uint8)
+        params = torso.init(jax.random.key(0), image)
+        floats = torso.apply(params, image.astype(np.float32) / divisor)
+        np.testing.assert_allclose(torso.apply(params, image), floats, rtol=1e-5)
+
+
+def test_the_suite_says_which_scripts_take_an_environment():
+    from common.suites.__main__ import describe
+
+    with mock.patch("common.suites.__main__.make_env", return_value=Environment(Seen(DISCRETE, SEEN_BY_CRITIC))):
+        assert describe("Seen").endswith(" ppo")
