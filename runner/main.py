@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
 import secrets
 import signal
 import sys
@@ -22,15 +21,13 @@ from runner.folder.files import write_metrics
 from runner.folder.record import Record, check_parts, read_config, read_options, read_record
 from runner.machine import hosts
 from runner.machine.devices import strong
-from runner.machine.imports import import_gymnax
+from runner.machine.imports import import_gymnax, keep_programs
 from runner.machine.memory import check_memory
 from runner.machine.stop import StopSignal
 from runner.tell.progress import lasting_output
 from runner.tell.timing import Timing
 from runner.tell.tracking import check_wandb
 from runner.training import Run
-
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "single-file-jax-rl"
 
 
 @lasting_output()
@@ -41,9 +38,6 @@ def run(script: str, config_class: type, make: Callable) -> None:
     with 1 if memory runs out, another process ended before its lanes did or a file of the report cannot be written.
     """
     timing = Timing()
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", str(CACHE))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     try:
         prepared = prepare(script, config_class, make, timing)
     except (ValueError, OSError) as error:
@@ -91,6 +85,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     num_lanes = count_settings(axes, options.sweep_samples) * options.num_seeds
     hosts.connect(options)
     hosts.check_places(options, num_lanes, config.num_envs)
+    keep_programs()
     import_gymnax()
     swept = {name: jax.numpy.float32(axis.numbers[0]) for name, axis in axes.items()}  # arrays, as in training
     algorithm = make(dataclasses.replace(config, **swept))

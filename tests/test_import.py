@@ -1,12 +1,16 @@
-"""Importing the kit: the number of CPU devices, and no runner."""
+"""Importing the kit: the number of CPU devices, and no runner; what a command imports and keeps for the next."""
 
 import importlib
 import os
+import pwd
 import subprocess
 import sys
 
+import jax
 import pytest
 from helpers import ROOT, SCRIPTS, execute
+
+from runner.machine.imports import keep_programs
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -99,3 +103,49 @@ def test_the_command_line_imports_plotting_libraries_when_they_are_used():
 def test_plotting_libraries_are_as_they_are_for_whoever_imports_the_kit():
     code = "import common, matplotlib.pyplot; print(matplotlib.pyplot.plot())"
     assert python(code).stdout == "[]\n"
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """Call keep_programs with these variables and return the folder that JAX is told."""
+    updates, home = {}, tmp_path / "home"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jax.config, "update", updates.__setitem__)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("MPLCONFIGDIR", "")
+    for name in ("JAX_COMPILATION_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        keep_programs()
+        return updates.get("jax_compilation_cache_dir")
+
+    return call
+
+
+@pytest.mark.parametrize("place", [None, "", "relative"])
+def test_compiled_programs_are_kept_at_home_unless_xdg_names_an_absolute_path(place, kept, tmp_path, capsys):
+    assert kept(**({} if place is None else {"XDG_CACHE_HOME": place})) == f"{tmp_path}/home/.cache/single-file-jax-rl"
+    assert kept(XDG_CACHE_HOME=f"{tmp_path}/xdg") == f"{tmp_path}/xdg/single-file-jax-rl"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "xdg"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_cache_that_cannot_be_written_is_said_in_one_line(kept, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert kept(XDG_CACHE_HOME=f"{tmp_path}/file") is None
+    note = capsys.readouterr().err
+    assert note.startswith("note: compiled programs are not kept: [Errno 20] Not a directory: ")
+    assert note.count("\n") == 1
+
+
+def test_a_command_needs_no_home_directory(kept, monkeypatch, capsys):
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert kept() is None
+    assert capsys.readouterr().err.startswith("note: compiled programs are not kept: there is no home directory; ")
