@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import jax
 
 from common.suites import short_name
-from runner.ask.cli import check_not_swept, check_preset_name, check_unchanged, fail, find_preset, look_ahead, parse
+from runner.ask.cli import check_preset_name, check_unchanged, fail, find_preset, look_ahead, parse, read_words
 from runner.ask.options import PRECISIONS, Options
 from runner.ask.sweep import check_distinct, count_settings, make_settings, read_axes
 from runner.experiment import Experiment, Part, Result, join_results
@@ -126,14 +126,13 @@ def ask(script: str, config_class: type) -> tuple[Any, Options, Record | None]:
         ValueError: an option with a value that it cannot have, no run to resume, one that was started with other
             settings, no preset of this name, or an error in the file of presets.
     """
-    env, name, resume = look_ahead(config_class().env)
+    words = read_words(config_class)
+    env, name, resume = look_ahead(words, config_class().env)
     if resume is None:
         check_preset_name(script, config_class, env, name)
         preset = find_preset(script, config_class, env, name)
         source = f"{env}{f', preset {name}' if name else ''}" if preset else f"Config; {env} has no preset"
-        config, options = parse(script, preset or config_class(env=env), Options(), source)
-        check_not_swept(options.sweep)
-        return config, options, None
+        return *parse(words, script, preset or config_class(env=env), Options(), source), None
     if not resume:
         raise ValueError("resume must be the folder of a run, not empty")
     record = read_record(Path(resume))
@@ -141,7 +140,7 @@ def ask(script: str, config_class: type) -> tuple[Any, Options, Record | None]:
         raise ValueError(f"{resume} is a run of {record.algorithm}.py, not of {Path(script).name}")
     config = read_config(record, config_class, to_resume=True)
     saved = dataclasses.replace(config, env=short_name(config.env)), read_options(record)
-    given = parse(script, *saved, resume)
+    given = parse(words, script, *saved, resume)
     check_unchanged(resume, saved, given)
     return *given, record
 

@@ -286,6 +286,37 @@ def test_every_kind_of_value_is_read(script):
     assert all(type(size) is int for size in config.hidden_sizes)
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--normalize_obs=True", "--seed=1"], {"normalize_obs": True, "seed": 1}),
+        (["--anneal_learning_rate=False"], {"anneal_learning_rate": False}),
+        (
+            ["--normalize-obs", "true", "--anneal-learning-rate", "0"],
+            {"normalize_obs": True, "anneal_learning_rate": 0},
+        ),
+        (["--checkpoint_buffer=False", "--wandb-per-seed=1"], {"checkpoint_buffer": False, "wandb_per_seed": True}),
+        (["--normalize-obs", "--seed", "1"], {"normalize_obs": True, "seed": 1}),
+        (["--hidden_sizes=[64, 32]"], {"hidden_sizes": (64, 32)}),
+        (["--hidden-sizes", "[64,", "32]", "--seed=1"], {"hidden_sizes": (64, 32), "seed": 1}),
+        (["--hidden-sizes=(64,)"], {"hidden_sizes": (64,)}),
+        (["--num_envs=16.0", "--learning_rate=1e-05"], {"num_envs": 16, "learning_rate": 1e-5}),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_values_may_be_written_as_python_and_agents_of_wandb_write_them(words, expected):
+    config, options = parsed("ppo", *words)
+    fields = vars(config) | vars(options)
+    assert {name: fields[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("words", [["--normalize-obs=maybe"], ["--normalize-obs", "maybe"]])
+def test_a_switch_that_is_neither_on_nor_off_is_refused_in_one_line(words):
+    result = call("ppo", *words)
+    assert (result.status, result.stdout) == (2, "")
+    assert result.stderr == "error: --normalize-obs is a switch: give True or False, not 'maybe'\n"
+
+
 def test_parsing_leaves_the_command_line_as_it_is(script, monkeypatch):
     words = [f"{script}.py", "--env", ENVS[script][0], "--seed", "3"]
     monkeypatch.setattr(sys, "argv", words.copy())
