@@ -91,7 +91,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     algorithm = make(dataclasses.replace(config, **swept))
     abstract_state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
     check_memory(config, options, num_lanes, abstract_state)
-    check_wandb(options.wandb)
+    check_wandb(options)
     if not record:
         check_distinct(axes)
     settings = make_settings(axes, options.sweep_samples, options.seed)

@@ -1291,6 +1291,29 @@ def test_wandb_that_is_not_installed(script, mode, folder, monkeypatch):
     assert contents(folder) == {}
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--wandb", "offline", "--wandb-project", "a/b"],
+            "wandb_project must have at most 128 characters and none of",
+        ),
+        (["--wandb", "offline", "--wandb-project", 129 * "x"], "wandb_project must have at most 128 characters"),
+        (["--wandb-per-seed"], "--wandb-per-seed has no effect without --wandb offline or --wandb online"),
+    ],
+    ids=lambda x: " ".join(x)[:60] if isinstance(x, list) else "",
+)
+def test_options_of_wandb_that_cannot_be_used_are_refused_before_a_folder_is_made(words, message, folder):
+    assert_refused(call("ppo", *small_run("ppo"), *words), message)
+    assert contents(folder) == {}
+
+
+def test_wandb_needs_a_home_directory(folder, monkeypatch):
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert_refused(call("ppo", *small_run("ppo", wandb="offline")), "--wandb offline needs a home directory: set HOME")
+    assert contents(folder) == {}
+
+
 class FakeRun:
     """What the tracker uses of a wandb run."""
 
