@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 import jax
 
-from common.suites import short_name
 from runner.ask.cli import check_preset_name, check_unchanged, fail, find_preset, look_ahead, parse, read_words
 from runner.ask.options import PRECISIONS, Options
 from runner.ask.sweep import check_distinct, count_settings, make_settings, read_axes
@@ -139,7 +138,7 @@ def ask(script: str, config_class: type) -> tuple[Any, Options, Record | None]:
     if record.algorithm != Path(script).stem:
         raise ValueError(f"{resume} is a run of {record.algorithm}.py, not of {Path(script).name}")
     config = read_config(record, config_class, to_resume=True)
-    saved = dataclasses.replace(config, env=short_name(config.env)), read_options(record)
+    saved = config, read_options(record)
     given = parse(words, script, *saved, resume)
     check_unchanged(resume, saved, given)
     return *given, record

@@ -141,6 +141,17 @@ def test_the_suite_gymnax_may_be_named(script):
             assert config == dataclasses.replace(preset, env=f"{env}:max_episode_steps=7")
 
 
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ("gymnax/CartPole-v1:", "CartPole-v1"),
+        ("CartPole-v1:max_episode_steps=1e2,gravity=9.80", "CartPole-v1:gravity=9.8,max_episode_steps=100"),
+    ],
+)
+def test_an_environment_has_one_name_however_it_is_written(env, name):
+    assert parsed("ppo", "--env", env)[0] == dataclasses.replace(presets("ppo")["CartPole-v1"], env=name)
+
+
 def test_presets_name_their_environment_and_differ_from_the_defaults(script):
     module = importlib.import_module(script)
     for env, preset in presets(script).items():

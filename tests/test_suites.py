@@ -14,7 +14,7 @@ from gymnax.environments import spaces
 from helpers import ROOT, capture, rank_promotion
 
 from common.environment import Environment, EnvState, make_env
-from common.suites import Suite, guard_physics, suites
+from common.suites import Suite, canonical_name, guard_physics, suites
 from common.suites import __main__ as listing
 from runner.render import play_episode
 
@@ -398,6 +398,20 @@ def test_a_name_that_is_wrong_is_refused_in_one_line(name, message):
     with pytest.raises(ValueError, match=f"^{message}") as caught:
         make_env(name)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        *((name, "X") for name in ("X", "X:", "gymnax/X", "gymnax/X:")),
+        *((f"X:a={number}", "X:a=100") for number in ("100", "1e2", "1_00", "100.0", "+100")),
+        *((f"X:{options}", "X:a=0.5,b=s,c=True") for options in ("c=True,b=s,a=.5", "a=5e-1,b=s,c=True")),
+        ("brax/X:b=1,a=2", "brax/X:a=2,b=1"),
+        *((name, name) for name in ("X:a=1e-07", "X:a=1e+300", "X:a=nan", "X:a=4x4", "X:b,a=1e2", "X:a=1,", "X:,")),
+    ],
+)
+def test_an_environment_has_one_name(name, expected):
+    assert canonical_name(name) == canonical_name(expected) == expected
 
 
 def test_options_reach_the_environment_its_parameters_and_the_limit():

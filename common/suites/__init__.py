@@ -82,9 +82,27 @@ def suites() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "__main__")
 
 
-def short_name(name: str) -> str:
-    """The name that presets and folders use, without the suite gymnax: `gymnax/CartPole-v1` -> `CartPole-v1`."""
-    return name.removeprefix("gymnax/")
+def canonical_name(name: str) -> str:
+    """The one name of an environment, under which presets, folders and records have it.
+
+    It is without the suite gymnax, and its options are in order, numbers in their shortest form:
+    `gymnax/DeepSea-bsuite:size=1e1,max_episode_steps=1_000` -> `DeepSea-bsuite:max_episode_steps=1000,size=10`.
+    """
+    path, _, text = name.removeprefix("gymnax/").partition(":")
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(all(pair) for pair in pairs):  # no options, or not written as such, which make_suite refuses
+        return f"{path}:{text}" if text else path
+    return f"{path}:" + ",".join(sorted(f"{key}={_shortest(value)}" for key, _, value in pairs))
+
+
+def _shortest(text: str) -> str:
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    if not math.isfinite(number):
+        return text
+    return str(int(number)) if number.is_integer() and abs(number) < 2**53 else str(number)
 
 
 def make_suite(name: str) -> tuple[Suite, dict[str, int]]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import tyro
 
 from common.presets import read_all_presets, read_presets
-from common.suites import short_name
+from common.suites import canonical_name
 from runner.ask.options import FIXED, Options, check_options, parse_integer
 
 SWITCHES = {"true": True, "1": True, "false": False, "0": False}  # in any case
@@ -88,7 +88,7 @@ def look_ahead(words: list[str], env: str) -> tuple[str, str, str | None]:
     first.add_argument("--preset", default="")
     first.add_argument("--resume")
     known, _ = first.parse_known_args(words)
-    return short_name(known.env), known.preset, known.resume
+    return canonical_name(known.env), known.preset, known.resume
 
 
 def parse(words: list[str], script: str, config: Any, options: Options, source: str) -> tuple[Any, Options]:
@@ -117,7 +117,7 @@ def parse(words: list[str], script: str, config: Any, options: Options, source: 
     check_options(given.run)
     _check_not_swept(words, given.run.sweep)
     config = getattr(given, name)
-    return dataclasses.replace(config, env=short_name(config.env)), given.run
+    return dataclasses.replace(config, env=canonical_name(config.env)), given.run
 
 
 def _check_not_swept(words: list[str], sweeps: tuple[str, ...]) -> None:
