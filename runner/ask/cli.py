@@ -111,13 +111,14 @@ def parse(words: list[str], script: str, config: Any, options: Options, source: 
         args=words,
         prog=f"python {shown_path(script)}",
         description=f"Train {name.upper()}. The defaults are those of {source}.",
-        default=arguments(config, options),
+        default=arguments(config, dataclasses.replace(options, sweep=())),  # tyro appends to a default
         registry=_registry(),
     )
-    check_options(given.run)
-    _check_not_swept(words, given.run.sweep)
-    config = getattr(given, name)
-    return dataclasses.replace(config, env=canonical_name(config.env)), given.run
+    config, run = getattr(given, name), given.run
+    options = dataclasses.replace(run, sweep=run.sweep or options.sweep)
+    check_options(options)
+    _check_not_swept(words, options.sweep)
+    return dataclasses.replace(config, env=canonical_name(config.env)), options
 
 
 def _check_not_swept(words: list[str], sweeps: tuple[str, ...]) -> None:
@@ -126,7 +127,7 @@ def _check_not_swept(words: list[str], sweeps: tuple[str, ...]) -> None:
     for sweep in sweeps:
         flag = f"--{sweep.partition('=')[0].strip().replace('_', '-')}"
         if flag in given:
-            raise ValueError(f"{flag} is also swept and would have no effect; remove {flag} or --sweep {flag[2:]}")
+            raise ValueError(f"{flag} is also swept, by --sweep {sweep}, and would have no effect; leave {flag} out")
 
 
 def _registry() -> tyro.constructors.ConstructorRegistry:
