@@ -112,7 +112,7 @@ def parse(words: list[str], script: str, config: Any, options: Options, source: 
         prog=f"python {shown_path(script)}",
         description=f"Train {name.upper()}. The defaults are those of {source}.",
         default=arguments(config, dataclasses.replace(options, sweep=())),  # tyro appends to a default
-        registry=_registry(),
+        registry=registry(),
     )
     config, run = getattr(given, name), given.run
     options = dataclasses.replace(run, sweep=run.sweep or options.sweep)
@@ -130,11 +130,11 @@ def _check_not_swept(words: list[str], sweeps: tuple[str, ...]) -> None:
             raise ValueError(f"{flag} is also swept, by --sweep {sweep}, and would have no effect; leave {flag} out")
 
 
-def _registry() -> tyro.constructors.ConstructorRegistry:
+def registry() -> tyro.constructors.ConstructorRegistry:
     """Integers may be written as 1e6 or 1_000_000."""
-    registry = tyro.constructors.ConstructorRegistry()
+    rules = tyro.constructors.ConstructorRegistry()
 
-    @registry.primitive_rule
+    @rules.primitive_rule
     def integer_rule(type_info: tyro.constructors.PrimitiveTypeInfo):
         if type_info.type is not int:
             return None
@@ -146,7 +146,7 @@ def _registry() -> tyro.constructors.ConstructorRegistry:
             str_from_instance=lambda x: [str(x)],
         )
 
-    return registry
+    return rules
 
 
 def check_unchanged(directory: str, saved: tuple[Any, Any], given: tuple[Any, Any]) -> None:
