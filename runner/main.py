@@ -15,7 +15,7 @@ from runner.ask.cli import check_preset_name, check_unchanged, fail, find_preset
 from runner.ask.options import PRECISIONS, Options
 from runner.ask.sweep import check_distinct, count_settings, make_settings, read_axes
 from runner.experiment import Experiment, Part, Result, join_results
-from runner.folder.claim import claimed_folder
+from runner.folder.claim import claimed_folder, describe_saved
 from runner.folder.files import write_metrics
 from runner.folder.record import Record, check_parts, read_config, read_options, read_record
 from runner.machine import hosts
@@ -52,8 +52,7 @@ def run(script: str, config_class: type, make: Callable) -> None:
         except ValueError as error:
             refuse(error)
         except OSError as error:
-            hint = f"what was saved before is complete, continue it with --resume {prepared.directory}"
-            fail(f"cannot save: {error}; {hint}")
+            fail(f"cannot save: {error}; {describe_saved(prepared.directory)}")
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise

@@ -45,6 +45,7 @@ from helpers import (
 from matplotlib import image
 
 import runner.folder.claim
+import runner.folder.record
 import runner.machine.programs
 import runner.main
 import runner.tell.report
@@ -1500,8 +1501,32 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run(script, name, undisturbed, m
     assert "No space left on device" in result.stderr
     assert "Traceback" not in result.stderr, result.stderr
     directory = directory_of(script, "full")
+    assert result.stderr.endswith(f"; what was saved before is complete, continue it with --resume {directory}\n")
     assert saved_state(directory)[0] == 3
 
     monkeypatch.setattr(module, function, write)
     assert_finished(call(script, "--resume", str(directory), *flags(eval_episodes=2)))
     assert run_differences(directory, undisturbed[2]) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "left", "hint"),
+    [
+        ("write_json", [], "nothing was saved before"),
+        ("write_metrics", ["config.json"], "nothing was saved before, start it again with --resume {}"),
+    ],
+)
+def test_a_disk_that_is_full_before_anything_is_saved(function, left, hint, undisturbed_ppo, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, function, full)
+        patch.setattr(runner.folder.record, "write_json", run_folder.write_json)
+        result = call("ppo", *small_run("ppo", name="full"))
+    directory = directory_of("ppo", "full")
+    assert_refused(result, f"error: cannot save: [Errno 28] No space left on device; {hint.format(directory)}\n")
+    assert [path.name for path in directory.parent.rglob("*.*")] == left
+    if left:
+        assert_finished(call("ppo", "--resume", str(directory)))
+        assert run_differences(directory, undisturbed_ppo) == []
