@@ -690,6 +690,8 @@ def test_bad_settings(script, changes, words, folder):
         (["--name", "/abs/path"], "name must be the name of one folder"),
         (["--name", "a/b"], "name must be the name of one folder"),
         (["--name", "a\nb"], "name must be the name of one folder"),
+        (["--name", "   "], "name must not begin or end with a space, as '   ' does"),
+        (["--name", "a "], "name must not begin or end with a space, as 'a ' does"),
         (["--name", "x" * 300], "cannot write to"),
     ],
     ids=lambda x: " ".join(x)[:60] if isinstance(x, list) else "",
