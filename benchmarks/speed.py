@@ -10,7 +10,8 @@ The peers are rejax, purejaxrl, sb3 and sbx. Their environments:
     pip install rejax==0.1.3 gymnax==0.0.9 "jax<0.12"           # rejax and purejaxrl; for a GPU "jax[cuda13]<0.12"
     pip install stable-baselines3==2.9.2 sbx-rl==0.28.0         # sb3 and sbx
 
-purejaxrl also needs a clone of https://github.com/luchris429/purejaxrl in PYTHONPATH.
+purejaxrl also needs a clone of https://github.com/luchris429/purejaxrl, and in PYTHONPATH both the clone and the folder
+`purejaxrl` in it, whose modules import each other without the name of the package.
 
 The contenders of the cases of one algorithm compile side by side. Then those of a case run in turns, one at a time, so
 that whatever else the machine does meets all of them. All multiply matrices in float32. Reported are medians over the

@@ -5,6 +5,7 @@ import typing
 from pathlib import Path
 
 from common.config import ConfigType, check_value
+from common.suites import canonical_name
 
 FOLDER = Path(__file__).resolve().parent.parent / "presets"
 
@@ -29,10 +30,10 @@ def read_all_presets(script: str, config_class: type[ConfigType]) -> dict[str, d
     """
     path, presets = FOLDER / f"{script}.toml", {}
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text("utf-8-sig"))  # with or without the mark of an editor
     except FileNotFoundError:
         return {}
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # no UTF-8, or no TOML
         raise ValueError(f"{path}: {error}") from error
     if content.keys() != {"preset"} or not isinstance(content["preset"], list):
         raise ValueError(f"{path} must consist of tables [[preset]]")
@@ -55,6 +56,9 @@ def _read_table(table: dict[str, typing.Any], config_class: type[ConfigType]) ->
     hints = typing.get_type_hints(config_class, include_extras=True)
     if not (isinstance(envs, tuple) and envs and all(isinstance(env, str) for env in envs)):
         raise ValueError('it needs envs = ["NAME", ...]')
+    for env in envs:
+        if env != (found := canonical_name(env).partition(":")[0]):
+            raise ValueError(f"envs has {env}, for which no preset is looked up; --env {env} takes that of {found}")
     if not isinstance(name, str) or ("name" in table and not name):
         raise ValueError(f'name must be text, such as "small", not {name!r}')
     for field, value in fields.items():

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
 import secrets
 import signal
 import sys
@@ -12,25 +11,22 @@ from typing import Any, NoReturn
 
 import jax
 
-from common.suites import short_name
-from runner.ask.cli import check_not_swept, check_preset_name, check_unchanged, fail, find_preset, look_ahead, parse
+from runner.ask.cli import check_preset_name, check_unchanged, fail, find_preset, look_ahead, parse, read_words
 from runner.ask.options import PRECISIONS, Options
 from runner.ask.sweep import check_distinct, count_settings, make_settings, read_axes
 from runner.experiment import Experiment, Part, Result, join_results
-from runner.folder.claim import claimed_folder
+from runner.folder.claim import claimed_folder, describe_saved
 from runner.folder.files import write_metrics
 from runner.folder.record import Record, check_parts, read_config, read_options, read_record
 from runner.machine import hosts
 from runner.machine.devices import strong
-from runner.machine.imports import import_gymnax
+from runner.machine.imports import import_gymnax, keep_programs
 from runner.machine.memory import check_memory
 from runner.machine.stop import StopSignal
 from runner.tell.progress import lasting_output
 from runner.tell.timing import Timing
 from runner.tell.tracking import check_wandb
 from runner.training import Run
-
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "single-file-jax-rl"
 
 
 @lasting_output()
@@ -41,9 +37,6 @@ def run(script: str, config_class: type, make: Callable) -> None:
     with 1 if memory runs out, another process ended before its lanes did or a file of the report cannot be written.
     """
     timing = Timing()
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", str(CACHE))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     try:
         prepared = prepare(script, config_class, make, timing)
     except (ValueError, OSError) as error:
@@ -59,8 +52,7 @@ def run(script: str, config_class: type, make: Callable) -> None:
         except ValueError as error:
             refuse(error)
         except OSError as error:
-            hint = f"what was saved before is complete, continue it with --resume {prepared.directory}"
-            fail(f"cannot save: {error}; {hint}")
+            fail(f"cannot save: {error}; {describe_saved(prepared.directory)}")
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -91,12 +83,13 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     num_lanes = count_settings(axes, options.sweep_samples) * options.num_seeds
     hosts.connect(options)
     hosts.check_places(options, num_lanes, config.num_envs)
+    keep_programs()
     import_gymnax()
     swept = {name: jax.numpy.float32(axis.numbers[0]) for name, axis in axes.items()}  # arrays, as in training
     algorithm = make(dataclasses.replace(config, **swept))
     abstract_state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
     check_memory(config, options, num_lanes, abstract_state)
-    check_wandb(options.wandb)
+    check_wandb(options)
     if not record:
         check_distinct(axes)
     settings = make_settings(axes, options.sweep_samples, options.seed)
@@ -131,22 +124,21 @@ def ask(script: str, config_class: type) -> tuple[Any, Options, Record | None]:
         ValueError: an option with a value that it cannot have, no run to resume, one that was started with other
             settings, no preset of this name, or an error in the file of presets.
     """
-    env, name, resume = look_ahead(config_class().env)
+    words = read_words(config_class)
+    env, name, resume = look_ahead(words, config_class().env)
     if resume is None:
         check_preset_name(script, config_class, env, name)
         preset = find_preset(script, config_class, env, name)
         source = f"{env}{f', preset {name}' if name else ''}" if preset else f"Config; {env} has no preset"
-        config, options = parse(script, preset or config_class(env=env), Options(), source)
-        check_not_swept(options.sweep)
-        return config, options, None
+        return *parse(words, script, preset or config_class(env=env), Options(), source), None
     if not resume:
         raise ValueError("resume must be the folder of a run, not empty")
     record = read_record(Path(resume))
     if record.algorithm != Path(script).stem:
         raise ValueError(f"{resume} is a run of {record.algorithm}.py, not of {Path(script).name}")
     config = read_config(record, config_class, to_resume=True)
-    saved = dataclasses.replace(config, env=short_name(config.env)), read_options(record)
-    given = parse(script, *saved, resume)
+    saved = config, read_options(record)
+    given = parse(words, script, *saved, resume)
     check_unchanged(resume, saved, given)
     return *given, record
 

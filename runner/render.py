@@ -12,7 +12,7 @@ import numpy as np
 import tyro
 
 from common.environment import Environment, make_env
-from runner.ask.cli import fail
+from runner.ask.cli import fail, registry
 from runner.folder.load import load
 from runner.machine.devices import to_host
 from runner.machine.evaluation import greedy_policy, legal_actions
@@ -85,7 +85,7 @@ def count_drawn(states: list[Any]) -> Iterator[Any]:
 
 def main() -> None:
     """The command line. Exits with status 2 and one line where the input is bad."""
-    arguments = tyro.cli(Arguments, prog="python -m runner.render")
+    arguments = tyro.cli(Arguments, prog="python -m runner.render", registry=registry())
     try:
         if arguments.max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, not {arguments.max_steps}")

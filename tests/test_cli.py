@@ -141,6 +141,17 @@ def test_the_suite_gymnax_may_be_named(script):
             assert config == dataclasses.replace(preset, env=f"{env}:max_episode_steps=7")
 
 
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ("gymnax/CartPole-v1:", "CartPole-v1"),
+        ("CartPole-v1:max_episode_steps=1e2,gravity=9.80", "CartPole-v1:gravity=9.8,max_episode_steps=100"),
+    ],
+)
+def test_an_environment_has_one_name_however_it_is_written(env, name):
+    assert parsed("ppo", "--env", env)[0] == dataclasses.replace(presets("ppo")["CartPole-v1"], env=name)
+
+
 def test_presets_name_their_environment_and_differ_from_the_defaults(script):
     module = importlib.import_module(script)
     for env, preset in presets(script).items():
@@ -284,6 +295,37 @@ def test_every_kind_of_value_is_read(script):
     assert (config.normalize_obs, config.num_envs) == (True, 3)
     assert (options.checkpoint_every, options.wandb_per_seed) == (0.0, True)
     assert all(type(size) is int for size in config.hidden_sizes)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--normalize_obs=True", "--seed=1"], {"normalize_obs": True, "seed": 1}),
+        (["--anneal_learning_rate=False"], {"anneal_learning_rate": False}),
+        (
+            ["--normalize-obs", "true", "--anneal-learning-rate", "0"],
+            {"normalize_obs": True, "anneal_learning_rate": 0},
+        ),
+        (["--checkpoint_buffer=False", "--wandb-per-seed=1"], {"checkpoint_buffer": False, "wandb_per_seed": True}),
+        (["--normalize-obs", "--seed", "1"], {"normalize_obs": True, "seed": 1}),
+        (["--hidden_sizes=[64, 32]"], {"hidden_sizes": (64, 32)}),
+        (["--hidden-sizes", "[64,", "32]", "--seed=1"], {"hidden_sizes": (64, 32), "seed": 1}),
+        (["--hidden-sizes=(64,)"], {"hidden_sizes": (64,)}),
+        (["--num_envs=16.0", "--learning_rate=1e-05"], {"num_envs": 16, "learning_rate": 1e-5}),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_values_may_be_written_as_python_and_agents_of_wandb_write_them(words, expected):
+    config, options = parsed("ppo", *words)
+    fields = vars(config) | vars(options)
+    assert {name: fields[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("words", [["--normalize-obs=maybe"], ["--normalize-obs", "maybe"]])
+def test_a_switch_that_is_neither_on_nor_off_is_refused_in_one_line(words):
+    result = call("ppo", *words)
+    assert (result.status, result.stdout) == (2, "")
+    assert result.stderr == "error: --normalize-obs is a switch: give True or False, not 'maybe'\n"
 
 
 def test_parsing_leaves_the_command_line_as_it_is(script, monkeypatch):

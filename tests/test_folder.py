@@ -323,6 +323,12 @@ def test_a_record_gives_config_options_and_parts_back(tmp_path):
     assert (content["version"], content["packages"]["numpy"]) == (2, np.__version__)
 
 
+def test_a_record_with_another_spelling_of_its_environment_is_one_of_the_same(tmp_path):
+    write_record(tmp_path, Config(env="gymnax/CartPole-v1:max_episode_steps=1e2,gravity=9.80"), OPTIONS)
+    record = read_record(tmp_path)
+    assert record.config["env"] == read_config(record, Config).env == "CartPole-v1:gravity=9.8,max_episode_steps=100"
+
+
 def test_a_record_of_a_sweep_gives_its_experiment_back(tmp_path):
     options = dataclasses.replace(OPTIONS, sweep=("learning-rate=0.1,0.2",))
     settings = {"learning_rate": np.float32([0.1, 0.2])}

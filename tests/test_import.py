@@ -1,32 +1,79 @@
-"""Importing the kit: the number of CPU devices, and no runner."""
+"""Importing the kit: the number of CPU devices, and no runner; what a command imports and keeps for the next."""
 
 import importlib
+import math
 import os
+import pwd
 import subprocess
 import sys
 
+import jax
 import pytest
 from helpers import ROOT, SCRIPTS, execute
 
-CORES = len(os.sched_getaffinity(0))
+from common import NUM_CORES, cpu_quota
+from runner.machine.imports import keep_programs
 
 
 def python(code, **environment):
-    variables = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"} | environment
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""} | environment
     return subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
 
 
 def test_there_is_a_device_for_each_core():
     result = python("import common, jax; print(jax.device_count())")
-    assert (result.stdout, result.stderr) == (f"{CORES}\n", "")
+    assert (result.stdout, result.stderr) == (f"{NUM_CORES}\n", "")
 
 
-@pytest.mark.skipif(CORES < 2, reason="one core has nothing to lose")
+@pytest.mark.parametrize(
+    ("code", "variables"),
+    [
+        ("", {"JAX_NUM_CPU_DEVICES": "3"}),
+        ("", {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}),
+        ("import jax; jax.config.update('jax_num_cpu_devices', 3)", {}),
+    ],
+)
+def test_another_number_of_devices_may_be_chosen(code, variables):
+    result = python(f"{code}\nimport common, jax; print(jax.device_count())", **variables)
+    assert (result.stdout, result.stderr) == ("3\n", "")
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu.max": "max 100000\n"}, math.inf),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
+        ({"cpu.max": "\n"}, math.inf),
+        ({}, math.inf),
+    ],
+)
+def test_the_quota_of_a_container_is_read_in_both_versions_of_control_groups(files, cores, tmp_path):
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert cpu_quota(tmp_path) == cores
+
+
+def test_a_quota_bounds_the_number_of_devices():
+    code = """
+import pathlib
+exists, read = pathlib.Path.exists, pathlib.Path.read_text
+pathlib.Path.exists = lambda path: path.name == "cpu.max" or exists(path)
+pathlib.Path.read_text = lambda path, **_: "50000 100000" if path.name == "cpu.max" else read(path, **_)
+import common, jax
+print(jax.device_count())
+"""
+    assert python(code).stdout == "1\n"
+
+
+@pytest.mark.skipif(NUM_CORES < 2, reason="one core has nothing to lose")
 def test_starting_jax_before_the_kit_is_said_in_one_line():
     result = python("import jax; jax.devices(); import common; print(jax.device_count())")
     assert result.stdout == "1\n"
     assert result.stderr == (
-        f"warning: JAX started before `common` was imported and uses 1 of {CORES} CPU cores; "
+        f"warning: JAX started before `common` was imported and uses 1 of {NUM_CORES} CPU cores; "
         "import `common` before gymnax, which starts JAX\n"
     )
     chosen = python("import jax; jax.devices(); import common", JAX_NUM_CPU_DEVICES="1")
@@ -99,3 +146,49 @@ def test_the_command_line_imports_plotting_libraries_when_they_are_used():
 def test_plotting_libraries_are_as_they_are_for_whoever_imports_the_kit():
     code = "import common, matplotlib.pyplot; print(matplotlib.pyplot.plot())"
     assert python(code).stdout == "[]\n"
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """Call keep_programs with these variables and return the folder that JAX is told."""
+    updates, home = {}, tmp_path / "home"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jax.config, "update", updates.__setitem__)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("MPLCONFIGDIR", "")
+    for name in ("JAX_COMPILATION_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        keep_programs()
+        return updates.get("jax_compilation_cache_dir")
+
+    return call
+
+
+@pytest.mark.parametrize("place", [None, "", "relative"])
+def test_compiled_programs_are_kept_at_home_unless_xdg_names_an_absolute_path(place, kept, tmp_path, capsys):
+    assert kept(**({} if place is None else {"XDG_CACHE_HOME": place})) == f"{tmp_path}/home/.cache/single-file-jax-rl"
+    assert kept(XDG_CACHE_HOME=f"{tmp_path}/xdg") == f"{tmp_path}/xdg/single-file-jax-rl"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "xdg"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_cache_that_cannot_be_written_is_said_in_one_line(kept, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert kept(XDG_CACHE_HOME=f"{tmp_path}/file") is None
+    note = capsys.readouterr().err
+    assert note.startswith("note: compiled programs are not kept: [Errno 20] Not a directory: ")
+    assert note.count("\n") == 1
+
+
+def test_a_command_needs_no_home_directory(kept, monkeypatch, capsys):
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert kept() is None
+    assert capsys.readouterr().err.startswith("note: compiled programs are not kept: there is no home directory; ")

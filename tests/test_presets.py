@@ -1,5 +1,6 @@
 """The files of presets: what they may say, and that a mistake in one is a line with the file and the table."""
 
+import contextlib
 import dataclasses
 import importlib
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from helpers import ROOT
 import ppo
 from common.config import Fraction
 from common.presets import read_all_presets, read_presets
+
+PRESETS = sorted(path.stem for path in (ROOT / "presets").glob("*.toml"))
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def reach_environment(script, config, monkeypatch):
         module.make(config)
 
 
-@pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "presets").glob("*.toml")))
+@pytest.mark.parametrize("script", PRESETS)
 def test_every_preset_passes_the_checks_of_make(script, monkeypatch):
     """Of every name: values, and numbers that must divide each other; no environment is made."""
     by_name = read_all_presets(script, importlib.import_module(script).Config)
@@ -108,6 +111,15 @@ def test_every_preset_passes_the_checks_of_make(script, monkeypatch):
         large = by_name[""][env]
         assert small.total_timesteps < large.total_timesteps, env
         assert small.num_envs <= large.num_envs, env
+
+
+@pytest.mark.parametrize("script", PRESETS)
+def test_every_preset_is_one_of_an_environment(script):
+    for presets in read_all_presets(script, importlib.import_module(script).Config).values():
+        for env in presets:
+            suite, _, name = env.rpartition("/")
+            with contextlib.suppress(ImportError):
+                assert name in importlib.import_module(f"common.suites.{suite or 'gymnax'}").names()
 
 
 def test_a_preset_that_make_refuses_is_noticed(monkeypatch):
@@ -139,6 +151,14 @@ GOOD = '[[preset]]\nenvs = ["A-v0"]\n'
         (GOOD + "name = 3", 'number 1: name must be text, such as "small", not 3'),
         (GOOD + "name = ''", "number 1: name must be text, such as \"small\", not ''"),
         ("[[preset]]\nenvs = [1]", 'number 1: it needs envs = ["NAME", ...]'),
+        (
+            "[[preset]]\nenvs = ['gymnax/A-v0']",
+            "number 1: envs has gymnax/A-v0, for which no preset is looked up; --env gymnax/A-v0 takes that of A-v0",
+        ),
+        (
+            "[[preset]]\nenvs = ['s/B:size=8']",
+            "number 1: envs has s/B:size=8, for which no preset is looked up; --env s/B:size=8 takes that of s/B",
+        ),
     ],
 )
 def test_a_mistake_names_the_file_and_the_table(read, tmp_path, text, message):
@@ -152,6 +172,15 @@ def test_a_file_that_is_not_one_of_presets_is_refused(read, tmp_path, text):
     with pytest.raises(ValueError, match=r"must consist of tables \[\[preset\]\]") as error:
         read(text)
     assert str(error.value).startswith(f"{tmp_path / 'script.toml'} ")
+
+
+def test_a_file_that_is_not_utf_8_is_refused_and_one_with_a_mark_is_read(read, tmp_path):
+    (tmp_path / "script.toml").write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
+    assert read_presets("script", Config).keys() == {"A-v0"}
+    (tmp_path / "script.toml").write_text(GOOD, "utf-16")
+    with pytest.raises(ValueError, match="'utf-8' codec can't decode") as error:
+        read_presets("script", Config)
+    assert str(error.value).startswith(f"{tmp_path / 'script.toml'}: ")
 
 
 def test_a_file_that_is_not_toml_is_refused_with_its_line(read, tmp_path):

@@ -55,7 +55,7 @@ def assert_refused(result, *words):
 
 
 def test_an_episode_becomes_an_animation(script, run, folder):
-    words = ["--seed-index", "1", "--out", "new/folder/episode.gif", "--max-steps", "4"]
+    words = ["--seed-index", "1", "--out", "new/folder/episode.gif", "--max-steps", "4e0"]
     result = execute("-m", "runner.render", str(run), *words, cwd=folder)
     assert (result.status, result.stderr) == (0, "")
     *steps, last = result.stdout.splitlines()
@@ -141,6 +141,14 @@ def test_a_script_that_has_moved(script, run, folder):
     assert (folder / "episode.gif").exists()
 
 
+def test_a_script_of_another_algorithm(script, run, folder):
+    other = path_of("dqn")
+    result = draw(run, "--script", other)
+    assert result.status == 2
+    assert result.stderr.splitlines()[-1].startswith(f"error: {run} is a run of {script}.py, read with {other}: ")
+    assert list(folder.iterdir()) == []
+
+
 @pytest.mark.parametrize("out", ["episode.xyz", "episode", "file/episode.gif", "folder.gif"])
 def test_a_file_that_cannot_be_written(run, folder, monkeypatch, out):
     """It is refused before the episode is played."""
@@ -151,7 +159,7 @@ def test_a_file_that_cannot_be_written(run, folder, monkeypatch, out):
     assert sorted(path.name for path in folder.iterdir()) == ["file", "folder.gif"]
 
 
-@pytest.mark.parametrize("seed", [-1, 2**32, 2**70])
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**65])
 def test_a_seed_that_a_key_cannot_have(run, seed):
     assert_refused(draw(run, "--episode-seed", seed), "episode_seed", seed)
 

@@ -45,6 +45,7 @@ from helpers import (
 from matplotlib import image
 
 import runner.folder.claim
+import runner.folder.record
 import runner.machine.programs
 import runner.main
 import runner.tell.report
@@ -689,6 +690,8 @@ def test_bad_settings(script, changes, words, folder):
         (["--name", "/abs/path"], "name must be the name of one folder"),
         (["--name", "a/b"], "name must be the name of one folder"),
         (["--name", "a\nb"], "name must be the name of one folder"),
+        (["--name", "   "], "name must not begin or end with a space, as '   ' does"),
+        (["--name", "a "], "name must not begin or end with a space, as 'a ' does"),
         (["--name", "x" * 300], "cannot write to"),
     ],
     ids=lambda x: " ".join(x)[:60] if isinstance(x, list) else "",
@@ -1291,6 +1294,29 @@ def test_wandb_that_is_not_installed(script, mode, folder, monkeypatch):
     assert contents(folder) == {}
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--wandb", "offline", "--wandb-project", "a/b"],
+            "wandb_project must have at most 128 characters and none of",
+        ),
+        (["--wandb", "offline", "--wandb-project", 129 * "x"], "wandb_project must have at most 128 characters"),
+        (["--wandb-per-seed"], "--wandb-per-seed has no effect without --wandb offline or --wandb online"),
+    ],
+    ids=lambda x: " ".join(x)[:60] if isinstance(x, list) else "",
+)
+def test_options_of_wandb_that_cannot_be_used_are_refused_before_a_folder_is_made(words, message, folder):
+    assert_refused(call("ppo", *small_run("ppo"), *words), message)
+    assert contents(folder) == {}
+
+
+def test_wandb_needs_a_home_directory(folder, monkeypatch):
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert_refused(call("ppo", *small_run("ppo", wandb="offline")), "--wandb offline needs a home directory: set HOME")
+    assert contents(folder) == {}
+
+
 class FakeRun:
     """What the tracker uses of a wandb run."""
 
@@ -1477,8 +1503,32 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run(script, name, undisturbed, m
     assert "No space left on device" in result.stderr
     assert "Traceback" not in result.stderr, result.stderr
     directory = directory_of(script, "full")
+    assert result.stderr.endswith(f"; what was saved before is complete, continue it with --resume {directory}\n")
     assert saved_state(directory)[0] == 3
 
     monkeypatch.setattr(module, function, write)
     assert_finished(call(script, "--resume", str(directory), *flags(eval_episodes=2)))
     assert run_differences(directory, undisturbed[2]) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "left", "hint"),
+    [
+        ("write_json", [], "nothing was saved before"),
+        ("write_metrics", ["config.json"], "nothing was saved before, start it again with --resume {}"),
+    ],
+)
+def test_a_disk_that_is_full_before_anything_is_saved(function, left, hint, undisturbed_ppo, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, function, full)
+        patch.setattr(runner.folder.record, "write_json", run_folder.write_json)
+        result = call("ppo", *small_run("ppo", name="full"))
+    directory = directory_of("ppo", "full")
+    assert_refused(result, f"error: cannot save: [Errno 28] No space left on device; {hint.format(directory)}\n")
+    assert [path.name for path in directory.parent.rglob("*.*")] == left
+    if left:
+        assert_finished(call("ppo", "--resume", str(directory)))
+        assert run_differences(directory, undisturbed_ppo) == []

@@ -13,8 +13,9 @@ import pytest
 from gymnax.environments import spaces
 from helpers import ROOT, capture, rank_promotion
 
+import common.suites
 from common.environment import Environment, EnvState, make_env
-from common.suites import Suite, guard_physics, suites
+from common.suites import Suite, canonical_name, guard_physics, suites
 from common.suites import __main__ as listing
 from runner.render import play_episode
 
@@ -474,6 +475,20 @@ def test_a_name_that_is_wrong_is_refused_in_one_line(name, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        *((name, "X") for name in ("X", "X:", "gymnax/X", "gymnax/X:")),
+        *((f"X:a={number}", "X:a=100") for number in ("100", "1e2", "1_00", "100.0", "+100")),
+        *((f"X:{options}", "X:a=0.5,b=s,c=True") for options in ("c=True,b=s,a=.5", "a=5e-1,b=s,c=True")),
+        ("brax/X:b=1,a=2", "brax/X:a=2,b=1"),
+        *((name, name) for name in ("X:a=1e-07", "X:a=1e+300", "X:a=nan", "X:a=4x4", "X:b,a=1e2", "X:a=1,", "X:,")),
+    ],
+)
+def test_an_environment_has_one_name(name, expected):
+    assert canonical_name(name) == canonical_name(expected) == expected
+
+
 def test_options_reach_the_environment_its_parameters_and_the_limit():
     assert make_env("CartPole-v1:").max_episode_steps == 500
     assert make_env("DeepSea-bsuite:size=5").obs_shape == (5, 5)
@@ -563,6 +578,37 @@ def test_a_suite_that_is_not_installed_names_what_to_install(suite, monkeypatch)
     monkeypatch.setitem(importlib.sys.modules, package, None)
     with pytest.raises(ValueError, match=rf"^{suite}/thing needs {suite}: pip install {suite}==[\d.]+ "):
         make_env(f"{suite}/thing")
+
+
+BROKEN = {"broken": "import json\njson.no_such_name", "halved": "REQUIREMENT = 'half'\ndef names():\n    return 1 / 0"}
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """Two suites that cannot be imported, as with packages that do not go with their dependencies."""
+    monkeypatch.setattr(common.suites, "__path__", [*common.suites.__path__, str(tmp_path)])
+    for name, text in BROKEN.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    yield tmp_path
+    for name in BROKEN:
+        importlib.sys.modules.pop(f"common.suites.{name}", None)
+
+
+@pytest.mark.parametrize(
+    ("suite", "message"),
+    [
+        ("broken", "cannot be imported: AttributeError: module 'json' has no attribute 'no_such_name' ({}, line 2)"),
+        ("halved", "cannot be imported: ZeroDivisionError: division by zero ({}, line 3)"),
+    ],
+)
+def test_a_suite_that_cannot_be_imported_is_one_line_and_the_list_goes_on(suite, message, broken):
+    message = message.format(broken / f"{suite}.py")
+    with pytest.raises(ValueError, match="cannot be imported") as error:
+        make_env(f"{suite}/thing")
+    assert str(error.value) == f"{suite}/thing {message}"
+    result = capture(listing.main, "suites", suite, "gymnax")
+    assert (result.status, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"{suite} {message}\ngymnax (")
 
 
 def test_the_list_of_requirements_is_that_of_the_suites():

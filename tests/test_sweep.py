@@ -247,7 +247,7 @@ def test_a_sweep_is_resumed_and_may_not_change():
     assert call("ppo", *arguments, *sweep).status == 0
     directory = Path("runs/ppo/CartPole-v1/sweep")
     before = saved_metrics(directory)
-    result = call("ppo", "--resume", str(directory), *flags(total_timesteps=3200, eval_episodes=0))
+    result = call("ppo", "--resume", str(directory), *sweep, *flags(total_timesteps=3200, eval_episodes=0))
     assert result.status == 0, result
     assert "training return over the last tenth, 3 settings with 2 seeds each" in result.stdout
     after = saved_metrics(directory)
@@ -256,7 +256,10 @@ def test_a_sweep_is_resumed_and_may_not_change():
     np.testing.assert_array_equal(after["entropy"][:, :40], before["entropy"])
     result = call("ppo", "--resume", str(directory), "--sweep", "gamma=0.1")
     assert result.status == 2
-    assert "was started with sweep" in result.stderr
+    assert "was started with sweep = ('gamma=lin:0.5:0.9',), not ('gamma=0.1',); leave the flag out" in result.stderr
+    result = call("ppo", "--resume", str(directory), "--gamma", "0.5")
+    message = "--gamma is also swept, by --sweep gamma=lin:0.5:0.9, and would have no effect; leave --gamma out"
+    assert (result.status, result.stderr) == (2, f"error: {message}\n")
 
 
 @in_folder

@@ -9,6 +9,8 @@ import importlib
 import inspect
 import math
 import pkgutil
+import sys
+import traceback
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -86,16 +88,56 @@ def suites() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "__main__")
 
 
-def short_name(name: str) -> str:
-    """The name that presets and folders use, without the suite gymnax: `gymnax/CartPole-v1` -> `CartPole-v1`."""
-    return name.removeprefix("gymnax/")
+def canonical_name(name: str) -> str:
+    """The one name of an environment, under which presets, folders and records have it.
+
+    It is without the suite gymnax, and its options are in order, numbers in their shortest form:
+    `gymnax/DeepSea-bsuite:size=1e1,max_episode_steps=1_000` -> `DeepSea-bsuite:max_episode_steps=1000,size=10`.
+    """
+    path, _, text = name.removeprefix("gymnax/").partition(":")
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(all(pair) for pair in pairs):  # no options, or not written as such, which make_suite refuses
+        return f"{path}:{text}" if text else path
+    return f"{path}:" + ",".join(sorted(f"{key}={_shortest(value)}" for key, _, value in pairs))
+
+
+def _shortest(text: str) -> str:
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    if not math.isfinite(number):
+        return text
+    return str(int(number)) if number.is_integer() and abs(number) < 2**53 else str(number)
+
+
+def import_suite(suite: str) -> tuple[Any, list[str]]:
+    """The module of a suite, and the names of its environments.
+
+    Raises:
+        ImportError: what is wrong with its package, in one line that belongs behind the name of the suite.
+    """
+    name = f"{__name__}.{suite}"
+    try:
+        module = importlib.import_module(name)
+        return module, module.names()
+    except Exception as error:  # a broken package raises a wide variety
+        if isinstance(error, ModuleNotFoundError) and name in sys.modules:
+            raise ImportError(_describe_missing(sys.modules[name], error)) from error
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ImportError(f"cannot be imported: {what} ({place.filename}, line {place.lineno})") from error
+
+
+def _describe_missing(module: Any, error: ModuleNotFoundError) -> str:
+    return f"needs {module.REQUIREMENT.partition('==')[0]}: pip install {module.REQUIREMENT} ({error})"
 
 
 def find_maker(name: str) -> Any:
     """What makes the environment of this name: another object if it has been registered or its suite loaded anew."""
     suite, slash, env = name.partition(":")[0].rpartition("/")
     try:
-        module = importlib.import_module(f"{__name__}.{suite if slash else 'gymnax'}")
+        module, _ = import_suite(suite if slash else "gymnax")
     except ImportError:  # `make_suite` says so
         return None
     return module.Suite, getattr(module, "FACTORIES", {}).get(env)
@@ -112,20 +154,21 @@ def make_suite(name: str) -> tuple[Suite, dict[str, int]]:
     suite = suite if slash else "gymnax"
     if suite not in suites():
         raise ValueError(f"unknown environment {path!r}: there is no suite {suite!r}, only {', '.join(suites())}")
-    module = importlib.import_module(f"{__name__}.{suite}")
     try:
-        names = module.names()
-        if env not in names:
-            near = [path.removesuffix(env) + name for name in difflib.get_close_matches(env, names, n=3)]
-            hint = f"did you mean {' or '.join(near)}?" if near else f"python -m common.suites {suite} lists them"
-            raise ValueError(f"unknown environment {path!r}; {hint}")
+        module, names = import_suite(suite)
+    except ImportError as error:
+        raise ValueError(f"{path} {error}") from error
+    if env not in names:
+        near = [path.removesuffix(env) + name for name in difflib.get_close_matches(env, names, n=3)]
+        hint = f"did you mean {' or '.join(near)}?" if near else f"python -m common.suites {suite} lists them"
+        raise ValueError(f"unknown environment {path!r}; {hint}")
+    try:
         options = _read_options(path, text, module.Suite.options(env) | LIMITS) if text else {}
         taken = inspect.signature(module.Suite).parameters
         limits = {key: options.pop(key) for key in LIMITS if key in options and key not in taken}
         made = module.Suite(env, **options)
     except ModuleNotFoundError as error:
-        package = module.REQUIREMENT.partition("==")[0]
-        raise ValueError(f"{path} needs {package}: pip install {module.REQUIREMENT} ({error})") from error
+        raise ValueError(f"{path} {_describe_missing(module, error)}") from error
     except (OSError, ImportError) as error:
         raise ValueError(f"{name} cannot be made here: {error}") from error
     except Exception as error:  # environments raise a wide variety where options do not fit them

@@ -1,14 +1,13 @@
 """List environments: python -m common.suites; of a suite: python -m common.suites brax; describe one: ... brax/ant"""
 
 import argparse
-import importlib
 import signal
 import sys
 
 import common  # noqa: F401  # before gymnax
 from common.environment import make_env
 from common.spaces import actor_obs, scripts_for
-from common.suites import suites
+from common.suites import import_suite, suites
 
 
 def describe(name: str) -> str:
@@ -31,14 +30,13 @@ def describe(name: str) -> str:
 
 def list_suite(suite: str, is_described: bool) -> None:
     """Print the names of a suite's environments, none of which is made; before them what its module says of it."""
-    module = importlib.import_module(f"common.suites.{suite}")
+    try:
+        module, names = import_suite(suite)
+    except ImportError as error:
+        print(f"{suite} {error}")
+        return
     if is_described:
         print(f"{module.__doc__.strip()}\n")
-    try:
-        names = module.names()
-    except ImportError:
-        print(f"{suite}: not installed, pip install {module.REQUIREMENT}")
-        return
     print(f"{suite}, {len(names)} environments:")
     for name in names:
         print(f"  {name if suite == 'gymnax' else f'{suite}/{name}'}")

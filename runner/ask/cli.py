@@ -2,16 +2,20 @@
 
 import argparse
 import dataclasses
+import re
 import shlex
 import sys
+import typing
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import tyro
 
 from common.presets import read_all_presets, read_presets
-from common.suites import short_name
+from common.suites import canonical_name
 from runner.ask.options import FIXED, Options, check_options, parse_integer
+
+SWITCHES = {"true": True, "1": True, "false": False, "0": False}  # in any case
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
@@ -49,25 +53,54 @@ def _without_options(env: str) -> str:
     return env.partition(":")[0]
 
 
-def look_ahead(env: str) -> tuple[str, str, str | None]:
+def read_words(config_class: type) -> list[str]:
+    """The words of sys.argv as tyro takes them: `--layer-norm=False`, as an agent of wandb writes it, becomes
+    `--no-layer-norm`, and `--hidden-sizes=[64, 64]` becomes `--hidden-sizes 64 64`.
+
+    Raises:
+        ValueError: a switch with a value that is neither on nor off.
+    """
+    kinds = typing.get_type_hints(config_class) | typing.get_type_hints(Options)
+    words, rest = [], sys.argv[1:]
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        kind = kinds.get(flag[2:].replace("-", "_")) if flag.startswith("--") else None
+        if kind is bool:
+            if not equals:
+                value = rest.pop(0) if rest and not rest[0].startswith("-") else "true"
+            if value.lower() not in SWITCHES:
+                raise ValueError(f"{flag} is a switch: give True or False, not {value!r}")
+            words.append(flag if SWITCHES[value.lower()] else f"--no-{flag[2:]}")
+        elif kind == tuple[int, ...]:
+            while rest and not rest[0].startswith("--"):
+                value += f" {rest.pop(0)}"
+            words += [flag, *re.findall(r"[^\s,()\[\]]+", value)]
+        else:
+            words.append(word)
+    return words
+
+
+def look_ahead(words: list[str], env: str) -> tuple[str, str, str | None]:
     """--env, by default `env`, --preset, and --resume, or None: the defaults of all other flags depend on them."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--env", default=env)
     first.add_argument("--preset", default="")
     first.add_argument("--resume")
-    known, _ = first.parse_known_args()
-    return short_name(known.env), known.preset, known.resume
+    known, _ = first.parse_known_args(words)
+    return canonical_name(known.env), known.preset, known.resume
 
 
-def parse(script: str, config: Any, options: Options, source: str) -> tuple[Any, Options]:
-    """Read sys.argv.
+def parse(words: list[str], script: str, config: Any, options: Options, source: str) -> tuple[Any, Options]:
+    """Read the command line.
 
     Args:
+        words: from `read_words`.
         config, options: the defaults.
         source: of what they are, for --help.
 
     Raises:
-        ValueError: an option with a value that it cannot have.
+        ValueError: an option with a value that it cannot have, or a field that is swept and has a flag of its own.
     """
     name = Path(script).stem
     config_type = Annotated[type(config), tyro.conf.arg(help=f"Settings of {name.upper()}.")]
@@ -75,21 +108,33 @@ def parse(script: str, config: Any, options: Options, source: str) -> tuple[Any,
     arguments = dataclasses.make_dataclass("Arguments", [(name, config_type), ("run", options_type)])
     given = tyro.cli(
         tyro.conf.OmitArgPrefixes[arguments],
+        args=words,
         prog=f"python {shown_path(script)}",
         description=f"Train {name.upper()}. The defaults are those of {source}.",
-        default=arguments(config, options),
-        registry=_registry(),
+        default=arguments(config, dataclasses.replace(options, sweep=())),  # tyro appends to a default
+        registry=registry(),
     )
-    check_options(given.run)
-    config = getattr(given, name)
-    return dataclasses.replace(config, env=short_name(config.env)), given.run
+    config, run = getattr(given, name), given.run
+    options = dataclasses.replace(run, sweep=run.sweep or options.sweep)
+    check_options(options)
+    _check_not_swept(words, options.sweep)
+    return dataclasses.replace(config, env=canonical_name(config.env)), options
 
 
-def _registry() -> tyro.constructors.ConstructorRegistry:
+def _check_not_swept(words: list[str], sweeps: tuple[str, ...]) -> None:
+    """Raise ValueError if a field that is swept also has a flag of its own."""
+    given = {word.partition("=")[0].replace("_", "-") for word in words}
+    for sweep in sweeps:
+        flag = f"--{sweep.partition('=')[0].strip().replace('_', '-')}"
+        if flag in given:
+            raise ValueError(f"{flag} is also swept, by --sweep {sweep}, and would have no effect; leave {flag} out")
+
+
+def registry() -> tyro.constructors.ConstructorRegistry:
     """Integers may be written as 1e6 or 1_000_000."""
-    registry = tyro.constructors.ConstructorRegistry()
+    rules = tyro.constructors.ConstructorRegistry()
 
-    @registry.primitive_rule
+    @rules.primitive_rule
     def integer_rule(type_info: tyro.constructors.PrimitiveTypeInfo):
         if type_info.type is not int:
             return None
@@ -101,7 +146,7 @@ def _registry() -> tyro.constructors.ConstructorRegistry:
             str_from_instance=lambda x: [str(x)],
         )
 
-    return registry
+    return rules
 
 
 def check_unchanged(directory: str, saved: tuple[Any, Any], given: tuple[Any, Any]) -> None:
@@ -119,15 +164,6 @@ def check_unchanged(directory: str, saved: tuple[Any, Any], given: tuple[Any, An
 
 def _shown(value: Any) -> Any:
     return '""' if value == "" else value
-
-
-def check_not_swept(sweeps: tuple[str, ...]) -> None:
-    """Raise ValueError if a field that is swept also has a flag of its own."""
-    given = {word.partition("=")[0].replace("_", "-") for word in sys.argv[1:]}
-    for sweep in sweeps:
-        flag = f"--{sweep.partition('=')[0].strip().replace('_', '-')}"
-        if flag in given:
-            raise ValueError(f"{flag} is also swept and would have no effect; remove {flag} or --sweep {flag[2:]}")
 
 
 def rerun_command(script: str, config: Any, options: Options, preset: Any, setting: dict[str, float]) -> str:

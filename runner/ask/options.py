@@ -87,6 +87,8 @@ def check_options(options: Options) -> None:
             raise ValueError(f"{name} must be one of {allowed}, not {getattr(options, name)}")
     if options.name in (".", "..") or "/" in options.name or not options.name.isprintable():
         raise ValueError(f"name must be the name of one folder, not {options.name!r}; --out says where it is")
+    if options.name != options.name.strip():
+        raise ValueError(f"name must not begin or end with a space, as {options.name!r} does")
     _check_processes(options)
 
 

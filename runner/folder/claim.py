@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from runner.ask.options import Options
-from runner.folder.files import LOCK, RECORD
+from runner.folder.files import CHECKPOINT, LOCK, RECORD
 
 
 @contextlib.contextmanager
@@ -51,6 +51,16 @@ def discard(directory: Path) -> None:
         (directory / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # it is not empty
         directory.rmdir()
+
+
+def describe_saved(directory: Path) -> str:
+    """What a run has left that could not be saved, and how it goes on. A folder without a record is removed."""
+    if not (directory / RECORD).exists():
+        discard(directory)
+        return "nothing was saved before"
+    if not any(directory.rglob(CHECKPOINT)):
+        return f"nothing was saved before, start it again with --resume {directory}"
+    return f"what was saved before is complete, continue it with --resume {directory}"
 
 
 def _new_folder(parent: Path) -> Path:

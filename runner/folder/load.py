@@ -10,7 +10,7 @@ import jax
 
 from runner.folder.checkpoint import restore_policy
 from runner.folder.files import CHECKPOINT, part_folder
-from runner.folder.record import read_experiment, read_record
+from runner.folder.record import Record, read_experiment, read_record
 
 ROOT = Path(__file__).resolve().parent.parent.parent  # the folder of the scripts
 
@@ -41,6 +41,16 @@ def load(
     module = import_script(str(script or record.script))
     if missing := [name for name in ("Config", "make") if not hasattr(module, name)]:
         raise ValueError(f"{module.__file__} is no script that trains: it has no {' and no '.join(missing)}")
+    try:
+        return _restore(run_dir, record, module, seed_index, setting_index)
+    except ValueError as error:
+        if script is None or Path(script).stem == record.algorithm:
+            raise
+        raise ValueError(f"{run_dir} is a run of {record.algorithm}.py, read with {script}: {error}") from error
+
+
+def _restore(run_dir: Path, record: Record, module: Any, seed_index: int, setting_index: int) -> tuple[Any, Any, Any]:
+    """`load` with the record and the module of the script."""
     experiment = read_experiment(record, module)
     lane = experiment.lane(seed_index, setting_index)
     part = next((part for part in record.parts if part.start <= lane < part.stop), None)

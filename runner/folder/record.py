@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from common.config import check_value
+from common.suites import canonical_name
 from runner.ask.options import PROCESS, Options, check_options
 from runner.ask.sweep import make_settings, read_axes
 from runner.experiment import Experiment, Part
@@ -28,7 +29,7 @@ FIELDS = {"script": str, "config": dict, "options": dict, "parts": list, "wandb_
 
 @dataclass(frozen=True)
 class Record:
-    """The fields of config.json that are read again, as they stand there."""
+    """The fields of config.json that are read again, as they stand there; the environment by its canonical name."""
 
     path: Path  # of config.json
     script: str  # path
@@ -102,8 +103,10 @@ def read_record(directory: Path) -> Record:
         raise ValueError(f"no run in {directory}: it has no {RECORD}") from None
     except (OSError, ValueError, RecursionError) as error:  # JSON that is nested too deep is a RecursionError
         raise ValueError(f"{path} cannot be read: {error}") from error
-    parts = [Part(*part) for part in content["parts"]]
-    return Record(path, content["script"], content["config"], content["options"], parts, content["wandb_id"])
+    config, parts = content["config"], [Part(*part) for part in content["parts"]]
+    if isinstance(config.get("env"), str):  # earlier versions recorded it as it was given
+        config["env"] = canonical_name(config["env"])
+    return Record(path, content["script"], config, content["options"], parts, content["wandb_id"])
 
 
 def read_config(record: Record, config_class: type, to_resume: bool = False) -> Any:

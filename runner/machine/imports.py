@@ -1,9 +1,14 @@
-"""Imports that would delay the start of a command."""
+"""What delays the start of a command: imports that it can do without, and programs that were compiled before."""
 
 import importlib
+import os
 import sys
+import tempfile
 import types
+from pathlib import Path
 from typing import Any
+
+import jax
 
 DRAWING = ("seaborn", "matplotlib.pyplot")  # four fifths of the import time of gymnax, which only its pictures need
 
@@ -27,3 +32,25 @@ def import_gymnax() -> None:
         for name, standin in standins.items():  # whoever else imports these libraries gets them
             if sys.modules.get(name) is standin:
                 del sys.modules[name]
+
+
+def keep_programs() -> None:
+    """Keep compiled programs in JAX_COMPILATION_CACHE_DIR, else in the cache folder of the XDG specification, which
+    ignores relative paths. If that cannot be written, a note says that they are not kept."""
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    places = Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.path.expanduser("~/.cache"))
+    try:
+        place = next((place for place in places if place.is_absolute()), None)
+        if place is None:
+            raise OSError("there is no home directory")
+        folder = place / "single-file-jax-rl"
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        hint = "JAX_COMPILATION_CACHE_DIR names a folder for them"
+        print(f"note: compiled programs are not kept: {error}; {hint}", file=sys.stderr)
+        os.environ.setdefault("MPLCONFIGDIR", f"{tempfile.gettempdir()}/matplotlib-{os.getuid()}")  # else more notes
+    else:
+        jax.config.update("jax_compilation_cache_dir", str(folder))

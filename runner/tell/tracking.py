@@ -2,23 +2,31 @@
 
 import dataclasses
 import importlib.util
+import os
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from runner.ask.options import PROCESS
+from runner.ask.options import PROCESS, Options
 from runner.experiment import EVAL_METRICS, EVAL_STEPS, Experiment, Result
 from runner.tell.scores import healthy_lanes
 from runner.tell.statistics import finite_records, iqm
 
 
-def check_wandb(mode: str) -> None:
-    """Raise ValueError if wandb is asked for and not installed, or online and not logged in."""
+def check_wandb(options: Options) -> None:
+    """Raise ValueError if wandb is asked for and cannot work as asked, or is not asked for and has an option."""
+    mode, project = options.wandb, options.wandb_project
     if mode == "disabled":
+        if options.wandb_per_seed and not options.resume:
+            raise ValueError("--wandb-per-seed has no effect without --wandb offline or --wandb online")
         return
     if importlib.util.find_spec("wandb") is None:
         raise ValueError(f"--wandb {mode} needs the package wandb: pip install wandb")
+    if len(project) > 128 or set(project) & set("/\\#?%:"):
+        raise ValueError(f"wandb_project must have at most 128 characters and none of / \\ # ? % :, not {project!r}")
+    if not os.path.isabs(os.path.expanduser("~")):
+        raise ValueError(f"--wandb {mode} needs a home directory: set HOME")
     if mode == "online" and not _is_logged_in():
         raise ValueError("--wandb online needs an account: run `wandb login` first, or use --wandb offline")
 
