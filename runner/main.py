@@ -87,6 +87,9 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     import_gymnax()
     swept = {name: jax.numpy.float32(axis.numbers[0]) for name, axis in axes.items()}  # arrays, as in training
     algorithm = make(dataclasses.replace(config, **swept))
+    for name, axis in axes.items():  # what contradicts a setting that is not swept is refused in a sweep too
+        for number in axis.numbers:
+            make(dataclasses.replace(config, **swept | {name: number}))
     abstract_state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
     check_memory(config, options, num_lanes, abstract_state)
     check_wandb(options)

@@ -708,6 +708,10 @@ def test_input_that_is_refused_in_one_line(words, message, folder):
         (["--buffer-size", "2000000000"], "the state of 1 lane takes "),
         (["--epsilon-end", "2"], "epsilon_end must be between 0 and 1, not 2.0"),
         (["--tau", "2"], "tau must be above 0 and at most 1, not 2.0"),
+        (
+            ["--sweep", "epsilon-end=0.1,0.3", "--epsilon-start", "0.2"],
+            "epsilon_start = 0.2 must be at least epsilon_end",
+        ),
     ],
 )
 def test_input_that_dqn_refuses_in_one_line(words, message, folder):
