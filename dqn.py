@@ -244,8 +244,29 @@ def make(config: Config) -> Algorithm:
         numbers = jax.random.randint(action_key, shape, 0, num_choices)
         return jax.lax.scan(fill, state, (numbers, jax.random.split(env_key, shape)))[0]
 
-    def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+    def fill(state, inputs):
+        number, env_keys = inputs
+        return env_step(state, (choose_legal(number, env.action_mask(state.env_state)), env_keys))
+
+    def step(state, iteration):
+        shape = num_cycles, num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        first_step = config.env_steps(iteration)
+        env_steps = first_step + config.num_envs * jnp.arange(num_cycles * num_steps)
+        epsilons = epsilon_at(env_steps).reshape(num_cycles, num_steps, 1)
+        key, explore_key, env_key, row_key = jax.random.split(state.key, 4)
+        is_random, numbers = draw_actions(explore_key, shape, epsilons)
+        explore_inputs = is_random, numbers, jax.random.split(env_key, shape)
+        rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
+        cycles = iteration * num_cycles + jnp.arange(1, num_cycles + 1)
+        is_due = cycles * config.cycle_steps % config.target_interval == 0
+        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
+        state, metrics = scan_mean(cycle, state, (explore_inputs, rows, is_due))
+        return state, episode_metrics(state.env_state) | metrics | {"epsilon": epsilons[-1, -1, 0]}
+
+    def epsilon_at(env_steps):
+        progress = jnp.float32(env_steps) / (config.exploration_fraction * config.total_timesteps)
+        fall = (config.epsilon_start - config.epsilon_end) * (1.0 - progress)
+        return config.epsilon_end + jnp.maximum(fall, 0.0)
 
     def draw_actions(key, shape, epsilon):
         """Whether an action is random, with probability epsilon, and its number if so."""
@@ -253,21 +274,17 @@ def make(config: Config) -> Algorithm:
         is_random = jax.random.uniform(coin_key, shape) < epsilon
         return is_random, jax.random.randint(action_key, shape, 0, num_choices)
 
-    def act(state, obs, key=None, mask=None):
-        action = forbid(network.apply(state.params, preprocess(state, obs)), mask).argmax(axis=-1)
-        if key is None:
-            return action
-        is_random, number = draw_actions(key, action.shape, config.epsilon_end)
-        number = number % num_actions if mask is None else choose_legal(number, mask)
-        return jnp.where(is_random, number, action)
+    def cycle(state, inputs):
+        explore_inputs, rows, is_due = inputs
+        state, _ = jax.lax.scan(explore, state, explore_inputs, unroll=env.unroll)
+        state, metrics = learn(state, rows)
+        return update_target(state, is_due), metrics
 
-    def value(state, obs, mask=None):
-        return forbid(network.apply(state.params, preprocess(state, obs)), mask).max(axis=-1)
-
-    def epsilon_at(env_steps):
-        progress = jnp.float32(env_steps) / (config.exploration_fraction * config.total_timesteps)
-        fall = (config.epsilon_start - config.epsilon_end) * (1.0 - progress)
-        return config.epsilon_end + jnp.maximum(fall, 0.0)
+    def explore(state, inputs):
+        is_random, number, env_keys = inputs
+        mask = env.action_mask(state.env_state)
+        action = jnp.where(is_random, choose_legal(number, mask), act(state, state.obs, mask=mask))
+        return env_step(state, (action, env_keys))
 
     def env_step(state, inputs):
         action, env_keys = inputs
@@ -288,19 +305,15 @@ def make(config: Config) -> Algorithm:
             state = state.replace(obs_statistics=statistics)
         return state, None
 
-    def fill(state, inputs):
-        number, env_keys = inputs
-        return env_step(state, (choose_legal(number, env.action_mask(state.env_state)), env_keys))
+    def learn(state, rows):
+        batches = read_batches(state.buffer, rows)
+        return scan_mean(update, state, batches)
 
-    def explore(state, inputs):
-        is_random, number, env_keys = inputs
-        mask = env.action_mask(state.env_state)
-        action = jnp.where(is_random, choose_legal(number, mask), act(state, state.obs, mask=mask))
-        return env_step(state, (action, env_keys))
-
-    def q_of(q, action):
-        """Q of an action, [..., num_actions] -> [...]; as a sum, its gradient needs no scatter."""
-        return (q * jax.nn.one_hot(action, num_actions, dtype=q.dtype)).sum(axis=-1)
+    def update(state, batch):
+        grads, metrics = jax.grad(q_loss, has_aux=True)(state.params, state, batch)
+        updates, opt_state = optimizer.update(grads, state.opt_state)
+        params = optax.apply_updates(state.params, updates)
+        return state.replace(params=params, opt_state=opt_state), metrics
 
     def q_loss(params, state, batch):
         next_obs = preprocess(state, batch.next_obs)
@@ -315,41 +328,28 @@ def make(config: Config) -> Algorithm:
         loss = (optax.l2_loss if config.loss == "mse" else optax.huber_loss)(q, target).mean()
         return loss, {"q_loss": loss, "q_mean": q.mean()}
 
-    def update(state, batch):
-        grads, metrics = jax.grad(q_loss, has_aux=True)(state.params, state, batch)
-        updates, opt_state = optimizer.update(grads, state.opt_state)
-        params = optax.apply_updates(state.params, updates)
-        return state.replace(params=params, opt_state=opt_state), metrics
-
-    def learn(state, rows):
-        batches = read_batches(state.buffer, rows)
-        return scan_mean(update, state, batches)
+    def q_of(q, action):
+        """Q of an action, [..., num_actions] -> [...]; as a sum, its gradient needs no scatter."""
+        return (q * jax.nn.one_hot(action, num_actions, dtype=q.dtype)).sum(axis=-1)
 
     def update_target(state, is_due):
         target_params = optax.incremental_update(state.params, state.target_params, config.tau)
         target_params = jax.tree.map(partial(jnp.where, is_due), target_params, state.target_params)
         return state.replace(target_params=target_params)
 
-    def cycle(state, inputs):
-        explore_inputs, rows, is_due = inputs
-        state, _ = jax.lax.scan(explore, state, explore_inputs, unroll=env.unroll)
-        state, metrics = learn(state, rows)
-        return update_target(state, is_due), metrics
+    def preprocess(state, obs):
+        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
-    def step(state, iteration):
-        shape = num_cycles, num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
-        first_step = config.env_steps(iteration)
-        env_steps = first_step + config.num_envs * jnp.arange(num_cycles * num_steps)
-        epsilons = epsilon_at(env_steps).reshape(num_cycles, num_steps, 1)
-        key, explore_key, env_key, row_key = jax.random.split(state.key, 4)
-        is_random, numbers = draw_actions(explore_key, shape, epsilons)
-        explore_inputs = is_random, numbers, jax.random.split(env_key, shape)
-        rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
-        cycles = iteration * num_cycles + jnp.arange(1, num_cycles + 1)
-        is_due = cycles * config.cycle_steps % config.target_interval == 0
-        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
-        state, metrics = scan_mean(cycle, state, (explore_inputs, rows, is_due))
-        return state, episode_metrics(state.env_state) | metrics | {"epsilon": epsilons[-1, -1, 0]}
+    def act(state, obs, key=None, mask=None):
+        action = forbid(network.apply(state.params, preprocess(state, obs)), mask).argmax(axis=-1)
+        if key is None:
+            return action
+        is_random, number = draw_actions(key, action.shape, config.epsilon_end)
+        number = number % num_actions if mask is None else choose_legal(number, mask)
+        return jnp.where(is_random, number, action)
+
+    def value(state, obs, mask=None):
+        return forbid(network.apply(state.params, preprocess(state, obs)), mask).max(axis=-1)
 
     return Algorithm(init, step, act, value)
 

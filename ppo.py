@@ -275,16 +275,15 @@ def make(config: Config) -> Algorithm:
             reward_scaling=scaling if config.normalize_reward else None,
         )
 
-    def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
-
-    def act(state, obs, key=None, mask=None):
-        policy = actor.apply(state.params.actor, preprocess(state, obs), mask)
-        action = policy.mode() if key is None else policy.sample(seed=key)
-        return scale_action(action, env.action_space)
-
-    def value(state, obs):
-        return critic.apply(state.params.critic, preprocess(state, obs))
+    def step(state, iteration):
+        key, noise_key, env_key = jax.random.split(state.key, 3)
+        shape = config.num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        noise = draw_noise(noise_key, (*shape, num_outputs), jnp.float32)
+        inputs = noise, jax.random.split(env_key, shape)
+        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
+        state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
+        state, metrics = learn(state, rollout, make_optimizer(iteration))
+        return state, episode_metrics(state.env_state) | metrics
 
     def explore(state, inputs):
         noise, env_keys = inputs
@@ -306,53 +305,6 @@ def make(config: Config) -> Algorithm:
             mask=mask,
         )
         return state.replace(env_state=env_state, obs=obs), transition
-
-    def loss(params, state, batch):
-        obs = preprocess(state, batch.steps.obs)
-        policy = actor.apply(params.actor, obs, batch.steps.mask)
-        v = critic.apply(params.critic, obs)
-        log_ratio = policy.log_prob(batch.steps.action) - batch.log_prob
-        ratio = jnp.exp(log_ratio)
-        advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
-        clipped_ratio = jnp.clip(ratio, 1 - config.clip_eps, 1 + config.clip_eps)
-        policy_loss = -jnp.minimum(ratio * advantage, clipped_ratio * advantage).mean()
-
-        error = (v - batch.target) ** 2
-        if config.clip_value:
-            clipped_v = batch.value + jnp.clip(v - batch.value, -config.clip_eps, config.clip_eps)
-            error = jnp.maximum(error, (clipped_v - batch.target) ** 2)
-        value_loss = 0.5 * error.mean()
-
-        entropy = policy.entropy().mean()
-        metrics = {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "approx_kl": (ratio - 1 - log_ratio).mean(),
-            "clip_fraction": (jnp.abs(ratio - 1) > config.clip_eps).mean(),
-        }
-        return policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy, metrics
-
-    def update(state, batch, optimizer):
-        grads, metrics = jax.grad(loss, has_aux=True)(state.params, state, batch)
-        updates, opt_state = optimizer.update(grads, state.opt_state)
-        params = optax.apply_updates(state.params, updates)
-        metrics["grad_norm"] = optax.tree.norm(grads)
-        return state.replace(params=params, opt_state=opt_state), metrics
-
-    def update_or_stop(optimizer, batch, carry, rows):
-        state, goes_on = carry
-        updated, metrics = update(state, jax.tree.map(lambda x: x[rows], batch), optimizer)
-        goes_on &= (config.target_kl == 0) | (metrics["approx_kl"] <= 1.5 * config.target_kl)
-        state = jax.lax.cond(goes_on, lambda: updated, lambda: state)
-        return (state, goes_on), (metrics, goes_on)
-
-    def evaluate(state, rollout):
-        obs, next_obs = preprocess(state, rollout.obs), preprocess(state, rollout.next_obs)
-        log_prob = actor.apply(state.params.actor, obs, rollout.mask).log_prob(rollout.action)
-        v, next_value = (critic.apply(state.params.critic, x) for x in (obs, next_obs))
-        advantage, target = gae(rollout, v, next_value, config.gamma, config.gae_lambda)
-        return Batch(steps=rollout, log_prob=log_prob, value=v, advantage=advantage, target=target)
 
     def learn(state, rollout, optimizer):
         # Evaluate the rollout.
@@ -382,15 +334,63 @@ def make(config: Config) -> Algorithm:
             state = state.replace(obs_statistics=statistics)
         return state, metrics
 
-    def step(state, iteration):
-        key, noise_key, env_key = jax.random.split(state.key, 3)
-        shape = config.num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
-        noise = draw_noise(noise_key, (*shape, num_outputs), jnp.float32)
-        inputs = noise, jax.random.split(env_key, shape)
-        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
-        state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
-        state, metrics = learn(state, rollout, make_optimizer(iteration))
-        return state, episode_metrics(state.env_state) | metrics
+    def evaluate(state, rollout):
+        obs, next_obs = preprocess(state, rollout.obs), preprocess(state, rollout.next_obs)
+        log_prob = actor.apply(state.params.actor, obs, rollout.mask).log_prob(rollout.action)
+        v, next_value = (critic.apply(state.params.critic, x) for x in (obs, next_obs))
+        advantage, target = gae(rollout, v, next_value, config.gamma, config.gae_lambda)
+        return Batch(steps=rollout, log_prob=log_prob, value=v, advantage=advantage, target=target)
+
+    def update_or_stop(optimizer, batch, carry, rows):
+        state, goes_on = carry
+        updated, metrics = update(state, jax.tree.map(lambda x: x[rows], batch), optimizer)
+        goes_on &= (config.target_kl == 0) | (metrics["approx_kl"] <= 1.5 * config.target_kl)
+        state = jax.lax.cond(goes_on, lambda: updated, lambda: state)
+        return (state, goes_on), (metrics, goes_on)
+
+    def update(state, batch, optimizer):
+        grads, metrics = jax.grad(loss, has_aux=True)(state.params, state, batch)
+        updates, opt_state = optimizer.update(grads, state.opt_state)
+        params = optax.apply_updates(state.params, updates)
+        metrics["grad_norm"] = optax.tree.norm(grads)
+        return state.replace(params=params, opt_state=opt_state), metrics
+
+    def loss(params, state, batch):
+        obs = preprocess(state, batch.steps.obs)
+        policy = actor.apply(params.actor, obs, batch.steps.mask)
+        v = critic.apply(params.critic, obs)
+        log_ratio = policy.log_prob(batch.steps.action) - batch.log_prob
+        ratio = jnp.exp(log_ratio)
+        advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
+        clipped_ratio = jnp.clip(ratio, 1 - config.clip_eps, 1 + config.clip_eps)
+        policy_loss = -jnp.minimum(ratio * advantage, clipped_ratio * advantage).mean()
+
+        error = (v - batch.target) ** 2
+        if config.clip_value:
+            clipped_v = batch.value + jnp.clip(v - batch.value, -config.clip_eps, config.clip_eps)
+            error = jnp.maximum(error, (clipped_v - batch.target) ** 2)
+        value_loss = 0.5 * error.mean()
+
+        entropy = policy.entropy().mean()
+        metrics = {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "approx_kl": (ratio - 1 - log_ratio).mean(),
+            "clip_fraction": (jnp.abs(ratio - 1) > config.clip_eps).mean(),
+        }
+        return policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy, metrics
+
+    def preprocess(state, obs):
+        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+
+    def act(state, obs, key=None, mask=None):
+        policy = actor.apply(state.params.actor, preprocess(state, obs), mask)
+        action = policy.mode() if key is None else policy.sample(seed=key)
+        return scale_action(action, env.action_space)
+
+    def value(state, obs):
+        return critic.apply(state.params.critic, preprocess(state, obs))
 
     return Algorithm(init, step, act, value)
 

@@ -283,23 +283,30 @@ def make(config: Config) -> Algorithm:
         actions = jax.random.uniform(action_key, (*shape, action_dim), jnp.float32, -1.0, 1.0)
         return jax.lax.scan(env_step, state, (actions, jax.random.split(env_key, shape)))[0]
 
-    def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+    def step(state, iteration):
+        del iteration  # nothing follows a schedule
+        key, explore_key, env_key, row_key, learn_key = jax.random.split(state.key, 5)
+        shape = num_cycles, num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        noise = jax.random.normal(explore_key, (*shape, action_dim), jnp.float32)
+        explore_inputs = noise, jax.random.split(env_key, shape)
+        rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
+        learn_inputs = rows, jax.random.normal(learn_key, noise_shape, jnp.float32)
+        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
+        state, metrics = scan_mean(cycle, state, (explore_inputs, learn_inputs))
+        return state, episode_metrics(state.env_state) | metrics
 
-    def sample_action(actor_params, obs, noise):
-        policy = actor.apply(actor_params, obs)
-        gaussian_action, log_det = policy.bijector.forward_and_log_det(noise)
-        return squash(gaussian_action, policy.distribution.log_prob(noise) - log_det)
+    def cycle(state, inputs):
+        explore_inputs, learn_inputs = inputs
+        state, _ = jax.lax.scan(explore, state, explore_inputs, unroll=env.unroll)
+        return learn(state, learn_inputs)
 
-    def act(state, obs, key=None):
-        policy = actor.apply(state.params.actor, preprocess(state, obs))
-        action = jnp.tanh(policy.mode() if key is None else policy.sample(seed=key))
-        return scale_action(action, env.action_space)
-
-    def value(state, obs):
-        obs = preprocess(state, obs)
-        action = jnp.tanh(actor.apply(state.params.actor, obs).mode())
-        return critic.apply(state.params.critic, obs, action).min(axis=-1)
+    def explore(state, inputs):
+        noise, env_keys = inputs
+        if config.noise_steps > 1:
+            noise = correlate(state.noise, noise, config.noise_steps)
+            state = state.replace(noise=noise)
+        action, _ = sample_action(state.params.actor, preprocess(state, state.obs), noise)
+        return env_step(state, (action, env_keys))
 
     def env_step(state, inputs):
         action, env_keys = inputs
@@ -319,13 +326,26 @@ def make(config: Config) -> Algorithm:
             state = state.replace(obs_statistics=statistics)
         return state, None
 
-    def explore(state, inputs):
-        noise, env_keys = inputs
-        if config.noise_steps > 1:
-            noise = correlate(state.noise, noise, config.noise_steps)
-            state = state.replace(noise=noise)
-        action, _ = sample_action(state.params.actor, preprocess(state, state.obs), noise)
-        return env_step(state, (action, env_keys))
+    def learn(state, inputs):
+        rows, noise = inputs
+        batches = read_batches(state.buffer, rows)
+        return scan_mean(update, state, (batches, noise))
+
+    def update(state, inputs):
+        batch, noise = inputs
+        state, critic_metrics = descend(state, "critic", critic_loss, batch, noise[0])
+        state, actor_metrics = descend(state, "actor", actor_loss, batch, noise[1])
+        state, alpha_metrics = descend(state, "log_alpha", alpha_loss, actor_metrics["entropy"])
+        target = optax.incremental_update(state.params.critic, state.target_params, config.tau)
+        return state.replace(target_params=target), critic_metrics | actor_metrics | alpha_metrics
+
+    def descend(state, name, loss, *inputs):
+        """One optimizer step on the parameters called `name`."""
+        params = getattr(state.params, name)
+        grads, metrics = jax.grad(loss, has_aux=True)(params, state, *inputs)
+        updates, opt_state = optimizers[name].update(grads, state.opt_state[name])
+        params = state.params.replace(**{name: optax.apply_updates(params, updates)})
+        return state.replace(params=params, opt_state=state.opt_state | {name: opt_state}), metrics
 
     def critic_loss(critic_params, state, batch, noise):
         next_obs = preprocess(state, batch.next_obs)
@@ -351,43 +371,23 @@ def make(config: Config) -> Algorithm:
         alpha = jnp.exp(log_alpha)
         return alpha * (entropy - config.target_entropy * action_dim), {"alpha": alpha}
 
-    def descend(state, name, loss, *inputs):
-        """One optimizer step on the parameters called `name`."""
-        params = getattr(state.params, name)
-        grads, metrics = jax.grad(loss, has_aux=True)(params, state, *inputs)
-        updates, opt_state = optimizers[name].update(grads, state.opt_state[name])
-        params = state.params.replace(**{name: optax.apply_updates(params, updates)})
-        return state.replace(params=params, opt_state=state.opt_state | {name: opt_state}), metrics
+    def sample_action(actor_params, obs, noise):
+        policy = actor.apply(actor_params, obs)
+        gaussian_action, log_det = policy.bijector.forward_and_log_det(noise)
+        return squash(gaussian_action, policy.distribution.log_prob(noise) - log_det)
 
-    def update(state, inputs):
-        batch, noise = inputs
-        state, critic_metrics = descend(state, "critic", critic_loss, batch, noise[0])
-        state, actor_metrics = descend(state, "actor", actor_loss, batch, noise[1])
-        state, alpha_metrics = descend(state, "log_alpha", alpha_loss, actor_metrics["entropy"])
-        target = optax.incremental_update(state.params.critic, state.target_params, config.tau)
-        return state.replace(target_params=target), critic_metrics | actor_metrics | alpha_metrics
+    def preprocess(state, obs):
+        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
-    def learn(state, inputs):
-        rows, noise = inputs
-        batches = read_batches(state.buffer, rows)
-        return scan_mean(update, state, (batches, noise))
+    def act(state, obs, key=None):
+        policy = actor.apply(state.params.actor, preprocess(state, obs))
+        action = jnp.tanh(policy.mode() if key is None else policy.sample(seed=key))
+        return scale_action(action, env.action_space)
 
-    def cycle(state, inputs):
-        explore_inputs, learn_inputs = inputs
-        state, _ = jax.lax.scan(explore, state, explore_inputs, unroll=env.unroll)
-        return learn(state, learn_inputs)
-
-    def step(state, iteration):
-        del iteration  # nothing follows a schedule
-        key, explore_key, env_key, row_key, learn_key = jax.random.split(state.key, 5)
-        shape = num_cycles, num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
-        noise = jax.random.normal(explore_key, (*shape, action_dim), jnp.float32)
-        explore_inputs = noise, jax.random.split(env_key, shape)
-        rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
-        learn_inputs = rows, jax.random.normal(learn_key, noise_shape, jnp.float32)
-        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
-        state, metrics = scan_mean(cycle, state, (explore_inputs, learn_inputs))
-        return state, episode_metrics(state.env_state) | metrics
+    def value(state, obs):
+        obs = preprocess(state, obs)
+        action = jnp.tanh(actor.apply(state.params.actor, obs).mode())
+        return critic.apply(state.params.critic, obs, action).min(axis=-1)
 
     return Algorithm(init, step, act, value)
 

@@ -273,20 +273,31 @@ def make(config: Config) -> Algorithm:
         actions = jax.random.uniform(action_key, (*shape, action_dim), jnp.float32, -1.0, 1.0)
         return jax.lax.scan(env_step, state, (actions, jax.random.split(env_key, shape)))[0]
 
-    def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+    def step(state, iteration):
+        del iteration  # nothing follows a schedule
+        key, explore_key, env_key, row_key, learn_key = jax.random.split(state.key, 5)
+        shape = num_cycles, num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        noise = jax.random.normal(explore_key, (*shape, action_dim), jnp.float32)
+        explore_inputs = noise, jax.random.split(env_key, shape)
+        rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
+        learn_inputs = rows, jax.random.normal(learn_key, noise_shape, jnp.float32)
+        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
+        state, metrics = scan_mean(cycle, state, (explore_inputs, learn_inputs))
+        return state, episode_metrics(state.env_state) | metrics
 
-    def act(state, obs, key=None):
-        action = actor.apply(state.params.actor, preprocess(state, obs))
-        if key is not None:
-            noise = jax.random.normal(key, action.shape, action.dtype)
-            action = action + config.exploration_noise * noise
-        return scale_action(action, env.action_space)
+    def cycle(state, inputs):
+        explore_inputs, learn_inputs = inputs
+        state, _ = jax.lax.scan(explore, state, explore_inputs, unroll=env.unroll)
+        return learn(state, learn_inputs)
 
-    def value(state, obs):
-        obs = preprocess(state, obs)
-        action = actor.apply(state.params.actor, obs)
-        return critic.apply(state.params.critic, obs, action).min(axis=-1)
+    def explore(state, inputs):
+        noise, env_keys = inputs
+        if config.noise_steps > 1:
+            noise = correlate(state.noise, noise, config.noise_steps)
+            state = state.replace(noise=noise)
+        action = actor.apply(state.params.actor, preprocess(state, state.obs))
+        action = jnp.clip(action + noise_std * noise, -1.0, 1.0)
+        return env_step(state, (action, env_keys))
 
     def env_step(state, inputs):
         action, env_keys = inputs
@@ -306,14 +317,29 @@ def make(config: Config) -> Algorithm:
             state = state.replace(obs_statistics=statistics)
         return state, None
 
-    def explore(state, inputs):
-        noise, env_keys = inputs
-        if config.noise_steps > 1:
-            noise = correlate(state.noise, noise, config.noise_steps)
-            state = state.replace(noise=noise)
-        action = actor.apply(state.params.actor, preprocess(state, state.obs))
-        action = jnp.clip(action + noise_std * noise, -1.0, 1.0)
-        return env_step(state, (action, env_keys))
+    def learn(state, inputs):
+        rows, noise = inputs
+        batches = read_batches(state.buffer, rows)
+        return scan_mean(update, state, (batches, noise))
+
+    def update(state, inputs):
+        batches, noise = inputs  # [policy_delay, ...]
+        state, critic_metrics = scan_mean(update_critic, state, (batches, noise), unroll=unroll())
+        last_batch = jax.tree.map(lambda x: x[-1], batches)
+        state, actor_metrics = descend(state, "actor", actor_loss, last_batch)
+        target_params = optax.incremental_update(state.params, state.target_params, config.tau)
+        return state.replace(target_params=target_params), critic_metrics | actor_metrics
+
+    def update_critic(state, inputs):
+        return descend(state, "critic", critic_loss, *inputs)  # inputs: batch, noise
+
+    def descend(state, name, loss, *inputs):
+        """One optimizer step on the parameters called `name`."""
+        params = getattr(state.params, name)
+        grads, metrics = jax.grad(loss, has_aux=True)(params, state, *inputs)
+        updates, opt_state = optimizers[name].update(grads, state.opt_state[name])
+        params = state.params.replace(**{name: optax.apply_updates(params, updates)})
+        return state.replace(params=params, opt_state=state.opt_state | {name: opt_state}), metrics
 
     def critic_loss(critic_params, state, batch, noise):
         next_obs = preprocess(state, batch.next_obs)
@@ -336,46 +362,20 @@ def make(config: Config) -> Algorithm:
         loss = -q[:, 0].mean()
         return loss, {"actor_loss": loss}
 
-    def descend(state, name, loss, *inputs):
-        """One optimizer step on the parameters called `name`."""
-        params = getattr(state.params, name)
-        grads, metrics = jax.grad(loss, has_aux=True)(params, state, *inputs)
-        updates, opt_state = optimizers[name].update(grads, state.opt_state[name])
-        params = state.params.replace(**{name: optax.apply_updates(params, updates)})
-        return state.replace(params=params, opt_state=state.opt_state | {name: opt_state}), metrics
+    def preprocess(state, obs):
+        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
-    def update_critic(state, inputs):
-        return descend(state, "critic", critic_loss, *inputs)  # inputs: batch, noise
+    def act(state, obs, key=None):
+        action = actor.apply(state.params.actor, preprocess(state, obs))
+        if key is not None:
+            noise = jax.random.normal(key, action.shape, action.dtype)
+            action = action + config.exploration_noise * noise
+        return scale_action(action, env.action_space)
 
-    def update(state, inputs):
-        batches, noise = inputs  # [policy_delay, ...]
-        state, critic_metrics = scan_mean(update_critic, state, (batches, noise), unroll=unroll())
-        last_batch = jax.tree.map(lambda x: x[-1], batches)
-        state, actor_metrics = descend(state, "actor", actor_loss, last_batch)
-        target_params = optax.incremental_update(state.params, state.target_params, config.tau)
-        return state.replace(target_params=target_params), critic_metrics | actor_metrics
-
-    def learn(state, inputs):
-        rows, noise = inputs
-        batches = read_batches(state.buffer, rows)
-        return scan_mean(update, state, (batches, noise))
-
-    def cycle(state, inputs):
-        explore_inputs, learn_inputs = inputs
-        state, _ = jax.lax.scan(explore, state, explore_inputs, unroll=env.unroll)
-        return learn(state, learn_inputs)
-
-    def step(state, iteration):
-        del iteration  # nothing follows a schedule
-        key, explore_key, env_key, row_key, learn_key = jax.random.split(state.key, 5)
-        shape = num_cycles, num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
-        noise = jax.random.normal(explore_key, (*shape, action_dim), jnp.float32)
-        explore_inputs = noise, jax.random.split(env_key, shape)
-        rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
-        learn_inputs = rows, jax.random.normal(learn_key, noise_shape, jnp.float32)
-        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
-        state, metrics = scan_mean(cycle, state, (explore_inputs, learn_inputs))
-        return state, episode_metrics(state.env_state) | metrics
+    def value(state, obs):
+        obs = preprocess(state, obs)
+        action = actor.apply(state.params.actor, obs)
+        return critic.apply(state.params.critic, obs, action).min(axis=-1)
 
     return Algorithm(init, step, act, value)
 

@@ -3,7 +3,6 @@
 import ast
 import difflib
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -39,19 +38,8 @@ def test_headings(script):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_order_of_make(script):
     names = make_order(script)
-    shared = [
-        "init",
-        "preprocess",
-        "act",
-        "value",
-        "env_step",
-        "explore",
-        "descend",
-        "update",
-        "learn",
-        "cycle",
-        "step",
-    ]
+    as_called = ["init", "step", "cycle", "explore", "env_step", "learn", "update", "descend"]
+    shared = [*as_called, "preprocess", "act", "value"]
     present = [name for name in shared if name in names]
     assert [name for name in names if name in shared] == present
     assert {"init", "preprocess", "act", "value", "explore", "update", "learn", "step"} <= set(present)
@@ -95,10 +83,6 @@ def test_pieces_that_may_differ_in_a_few_lines(name, scripts):
     assert sum(line[0] in "+-" for line in difflib.ndiff(first, second)) <= 6
 
 
-def test_td3_differs_from_sac_where_the_algorithm_does():
-    assert changed_lines("td3", "sac") <= 135
-
-
 def field_lines(script):
     """Source line of each field of Config, by name."""
     config = next(n for n in ast.parse(source(script)).body if isinstance(n, ast.ClassDef) and n.name == "Config")
@@ -113,41 +97,7 @@ def test_fields_of_the_replay_scripts_have_the_same_comments(script):
         assert dqn[name].split("  # ")[1] == other[name].split("  # ")[1]
 
 
-# -- Size --------------------------------------------------------------------------------------------------------------
-
-MOST_LINES, MOST_WORDS, MOST_COLUMNS = 426, 2000, 100
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_stays_short_and_narrow(script):
-    text = source(script)
-    lines = text.splitlines()
-    assert len(lines) <= MOST_LINES
-    assert len(text.split()) <= MOST_WORDS
-    assert [line for line in lines if len(line) > MOST_COLUMNS] == []
-
-
-@pytest.mark.parametrize(
-    ("script", "most_lines"),
-    [
-        *((script, 160) for script in SCRIPTS),
-        ("variants/ppo_rnn", 185),
-        ("variants/sac_discrete", 160),
-        ("variants/pqn", 140),
-        ("variants/reppo", 185),
-    ],
-)
-def test_functions_stay_short(script, most_lines):
-    make = next(n for n in ast.parse(source(script)).body if isinstance(n, ast.FunctionDef) and n.name == "make")
-    assert make.end_lineno - make.body[1].lineno + 1 <= most_lines  # without its docstring, the map of its loops
-    for function in (n for n in make.body if isinstance(n, ast.FunctionDef)):
-        assert function.end_lineno - function.lineno + 1 <= 30, function.name
-
-
-def test_the_kit_stays_small():
-    modules = [path for path in (FOLDER / "common").glob("*.py") if path.name != "__init__.py"]
-    assert len(modules) == 11
-    assert sum(len(path.read_text().splitlines()) for path in modules) <= 780
+# -- Form --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -196,57 +146,43 @@ def test_every_field_has_a_reason_on_its_line(script):
 
 # -- Variants ----------------------------------------------------------------------------------------------------------
 
-# Each is made from a script: the definitions that it changes, and at most how many lines.
+# Each is made from a script: the definitions that it changes.
 VARIANTS = {
     "variants/ppo_rnn": (
         "ppo",
         {"Config", "Actor", "Critic", "Batch", "State", "Algorithm"},
         {"init", "act", "value", "explore", "loss", "update_or_stop", "evaluate", "learn", "step"},
-        155,
     ),
     "variants/sac_discrete": (
         "sac",
         {"Config", "Actor", "Critic", "Transition", "State"},
         {"init", "act", "value", "env_step", "explore", "critic_loss", "actor_loss", "alpha_loss", "update", "learn"}
         | {"cycle", "step"},
-        178,
     ),
     "variants/pqn": (
         "ppo",
         {"Config", "Torso", "Transition", "Batch", "State"},
         {"accumulate", "make_optimizer", "init", "act", "value", "explore", "update", "learn", "step"},
-        287,
     ),
     "variants/reppo": (
         "ppo",
         {"Config", "Torso", "Actor", "Critic", "Transition", "Batch", "Params", "State"},
         {"accumulate", "make_optimizer", "init", "act", "value", "explore", "update", "evaluate", "learn", "step"},
-        355,
     ),
 }
 
 
-def changed_lines(script, variant):
-    """As variants/README.md counts them."""
-    command = ["diff", f"{script}.py", f"{variant}.py"]
-    output = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False).stdout
-    return sum(line[0] in "<>" for line in output.splitlines())
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_variant_changes_what_its_algorithm_changes_and_nothing_else(variant):
-    script, classes, functions, most_lines = VARIANTS[variant]
+    script, classes, functions = VARIANTS[variant]
     before, after = definitions(script), definitions(variant)
     changed = {name for name in before.keys() & after.keys() if before[name] != after[name]}
     assert changed - {"make", "__call__"} == classes | functions
-    lines = changed_lines(script, variant)
-    assert 50 < lines <= most_lines
-    assert f"`diff {script}.py {variant}.py`, {lines} changed lines" in (FOLDER / "variants/README.md").read_text()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_variant_reads_as_its_script(variant):
-    script, _, _, _ = VARIANTS[variant]
+    script, _, _ = VARIANTS[variant]
     assert re.findall(r"^# -- (\w+) -+$", source(variant), re.MULTILINE) == HEADINGS
     shared = [name for name in make_order(variant) if name in make_order(script)]
     assert shared == [name for name in make_order(script) if name in shared]
@@ -254,7 +190,6 @@ def test_a_variant_reads_as_its_script(variant):
     test_functions_nest_two_deep_at_most(variant)
     test_vocabulary(variant)
     test_every_field_has_a_reason_on_its_line(variant)
-    assert [line for line in source(variant).splitlines() if len(line) > MOST_COLUMNS] == []
 
 
 @pytest.mark.parametrize(

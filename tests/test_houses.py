@@ -52,16 +52,6 @@ def test_modules_of_a_room_do_not_import_each_other_in_a_circle():
     assert left == {}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_module_stays_short(path):
-    assert len(path.read_text().splitlines()) <= 200
-
-
-def test_a_room_stays_small():
-    for folder in {path.parent for path in MODULES}:
-        assert len(list(folder.glob("*.py"))) <= 8, folder
-
-
 def test_what_a_copy_takes_imports_nothing_of_the_runner():
     assert SHARED
     for path in SHARED:

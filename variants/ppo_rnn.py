@@ -328,19 +328,16 @@ def make(config: Config) -> Algorithm:
             reward_scaling=scaling if config.normalize_reward else None,
         )
 
-    def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
-
-    def act(state, obs, memory, key=None, mask=None):
-        obs = preprocess(state, obs)
-        policy, actor_memory = actor.apply(state.params.actor, obs, memory[..., 0, :], mask=mask)
-        _, critic_memory = critic.apply(state.params.critic, obs, memory[..., 1, :])
-        action = policy.mode() if key is None else policy.sample(seed=key)
-        action = scale_action(action, env.action_space)
-        return action, jnp.stack([actor_memory, critic_memory], axis=-2)
-
-    def value(state, obs, memory):
-        return critic.apply(state.params.critic, preprocess(state, obs), memory[..., 1, :])[0]
+    def step(state, iteration):
+        key, noise_key, env_key = jax.random.split(state.key, 3)
+        shape = config.num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        noise = draw_noise(noise_key, (*shape, num_outputs), jnp.float32)
+        inputs = noise, jax.random.split(env_key, shape)
+        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
+        memory = state.memory
+        state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
+        state, metrics = learn(state, memory, rollout, make_optimizer(iteration))
+        return state, episode_metrics(state.env_state) | metrics
 
     def explore(state, inputs):
         noise, env_keys = inputs
@@ -365,67 +362,6 @@ def make(config: Config) -> Algorithm:
         memory = jnp.where((terminated | truncated)[:, None], 0.0, memory)
         memory = state.memory.at[:, 0].set(memory)
         return state.replace(env_state=env_state, obs=obs, memory=memory), transition
-
-    def loss(params, state, batch):
-        obs = preprocess(state, batch.steps.obs)
-        done = batch.steps.terminated | batch.steps.truncated
-        policy, _ = actor.apply(params.actor, obs, batch.memory[0, :, 0], done, batch.steps.mask)
-        v, _ = critic.apply(params.critic, obs, batch.memory[0, :, 1], done)
-        log_ratio = policy.log_prob(batch.steps.action) - batch.log_prob
-        ratio = jnp.exp(log_ratio)
-        advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
-        clipped_ratio = jnp.clip(ratio, 1 - config.clip_eps, 1 + config.clip_eps)
-        policy_loss = -jnp.minimum(ratio * advantage, clipped_ratio * advantage).mean()
-
-        error = (v - batch.target) ** 2
-        if config.clip_value:
-            clipped_v = batch.value + jnp.clip(v - batch.value, -config.clip_eps, config.clip_eps)
-            error = jnp.maximum(error, (clipped_v - batch.target) ** 2)
-        value_loss = 0.5 * error.mean()
-
-        entropy = policy.entropy().mean()
-        metrics = {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "approx_kl": (ratio - 1 - log_ratio).mean(),
-            "clip_fraction": (jnp.abs(ratio - 1) > config.clip_eps).mean(),
-        }
-        return policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy, metrics
-
-    def update(state, batch, optimizer):
-        grads, metrics = jax.grad(loss, has_aux=True)(state.params, state, batch)
-        updates, opt_state = optimizer.update(grads, state.opt_state)
-        params = optax.apply_updates(state.params, updates)
-        metrics["grad_norm"] = optax.tree.norm(grads)
-        return state.replace(params=params, opt_state=opt_state), metrics
-
-    def update_or_stop(optimizer, batch, carry, rows):
-        state, goes_on = carry
-        updated, metrics = update(state, jax.tree.map(lambda x: x[:, rows], batch), optimizer)
-        goes_on &= (config.target_kl == 0) | (metrics["approx_kl"] <= 1.5 * config.target_kl)
-        state = jax.lax.cond(goes_on, lambda: updated, lambda: state)
-        return (state, goes_on), (metrics, goes_on)
-
-    def evaluate(state, memory, rollout):
-        done = rollout.terminated | rollout.truncated
-        obs, next_obs = preprocess(state, rollout.obs), preprocess(state, rollout.next_obs)
-        policy, _ = actor.apply(state.params.actor, obs, memory[:, 0], done, rollout.mask)
-        log_prob = policy.log_prob(rollout.action)
-        v, after_obs = critic.apply(state.params.critic, obs, memory[:, 1], done)
-        next_value, _ = critic.apply(state.params.critic, next_obs, after_obs)
-        last_memory = jnp.where(done[-1][:, None], 0.0, after_obs[-1])
-        state = state.replace(memory=state.memory.at[:, 1].set(last_memory))
-        advantage, target = gae(rollout, v, next_value, config.gamma, config.gae_lambda)
-        batch = Batch(
-            steps=rollout,
-            log_prob=log_prob,
-            value=v,
-            advantage=advantage,
-            target=target,
-            memory=memory[None],
-        )
-        return state, batch
 
     def learn(state, memory, rollout, optimizer):
         # Evaluate the rollout.
@@ -454,16 +390,80 @@ def make(config: Config) -> Algorithm:
             state = state.replace(obs_statistics=statistics)
         return state, metrics
 
-    def step(state, iteration):
-        key, noise_key, env_key = jax.random.split(state.key, 3)
-        shape = config.num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
-        noise = draw_noise(noise_key, (*shape, num_outputs), jnp.float32)
-        inputs = noise, jax.random.split(env_key, shape)
-        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
-        memory = state.memory
-        state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
-        state, metrics = learn(state, memory, rollout, make_optimizer(iteration))
-        return state, episode_metrics(state.env_state) | metrics
+    def evaluate(state, memory, rollout):
+        done = rollout.terminated | rollout.truncated
+        obs, next_obs = preprocess(state, rollout.obs), preprocess(state, rollout.next_obs)
+        policy, _ = actor.apply(state.params.actor, obs, memory[:, 0], done, rollout.mask)
+        log_prob = policy.log_prob(rollout.action)
+        v, after_obs = critic.apply(state.params.critic, obs, memory[:, 1], done)
+        next_value, _ = critic.apply(state.params.critic, next_obs, after_obs)
+        last_memory = jnp.where(done[-1][:, None], 0.0, after_obs[-1])
+        state = state.replace(memory=state.memory.at[:, 1].set(last_memory))
+        advantage, target = gae(rollout, v, next_value, config.gamma, config.gae_lambda)
+        batch = Batch(
+            steps=rollout,
+            log_prob=log_prob,
+            value=v,
+            advantage=advantage,
+            target=target,
+            memory=memory[None],
+        )
+        return state, batch
+
+    def update_or_stop(optimizer, batch, carry, rows):
+        state, goes_on = carry
+        updated, metrics = update(state, jax.tree.map(lambda x: x[:, rows], batch), optimizer)
+        goes_on &= (config.target_kl == 0) | (metrics["approx_kl"] <= 1.5 * config.target_kl)
+        state = jax.lax.cond(goes_on, lambda: updated, lambda: state)
+        return (state, goes_on), (metrics, goes_on)
+
+    def update(state, batch, optimizer):
+        grads, metrics = jax.grad(loss, has_aux=True)(state.params, state, batch)
+        updates, opt_state = optimizer.update(grads, state.opt_state)
+        params = optax.apply_updates(state.params, updates)
+        metrics["grad_norm"] = optax.tree.norm(grads)
+        return state.replace(params=params, opt_state=opt_state), metrics
+
+    def loss(params, state, batch):
+        obs = preprocess(state, batch.steps.obs)
+        done = batch.steps.terminated | batch.steps.truncated
+        policy, _ = actor.apply(params.actor, obs, batch.memory[0, :, 0], done, batch.steps.mask)
+        v, _ = critic.apply(params.critic, obs, batch.memory[0, :, 1], done)
+        log_ratio = policy.log_prob(batch.steps.action) - batch.log_prob
+        ratio = jnp.exp(log_ratio)
+        advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
+        clipped_ratio = jnp.clip(ratio, 1 - config.clip_eps, 1 + config.clip_eps)
+        policy_loss = -jnp.minimum(ratio * advantage, clipped_ratio * advantage).mean()
+
+        error = (v - batch.target) ** 2
+        if config.clip_value:
+            clipped_v = batch.value + jnp.clip(v - batch.value, -config.clip_eps, config.clip_eps)
+            error = jnp.maximum(error, (clipped_v - batch.target) ** 2)
+        value_loss = 0.5 * error.mean()
+
+        entropy = policy.entropy().mean()
+        metrics = {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "approx_kl": (ratio - 1 - log_ratio).mean(),
+            "clip_fraction": (jnp.abs(ratio - 1) > config.clip_eps).mean(),
+        }
+        return policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy, metrics
+
+    def preprocess(state, obs):
+        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+
+    def act(state, obs, memory, key=None, mask=None):
+        obs = preprocess(state, obs)
+        policy, actor_memory = actor.apply(state.params.actor, obs, memory[..., 0, :], mask=mask)
+        _, critic_memory = critic.apply(state.params.critic, obs, memory[..., 1, :])
+        action = policy.mode() if key is None else policy.sample(seed=key)
+        action = scale_action(action, env.action_space)
+        return action, jnp.stack([actor_memory, critic_memory], axis=-2)
+
+    def value(state, obs, memory):
+        return critic.apply(state.params.critic, preprocess(state, obs), memory[..., 1, :])[0]
 
     return Algorithm(init, step, act, value, initial_memory)
 

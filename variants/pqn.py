@@ -236,30 +236,29 @@ def make(config: Config) -> Algorithm:
             obs_statistics=statistics if config.normalize_obs else None,
         )
 
-    def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+    def step(state, iteration):
+        key, explore_key, env_key = jax.random.split(state.key, 3)
+        shape = config.num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        steps = iteration * config.num_steps + jnp.arange(config.num_steps)[:, None]  # of each env
+        epsilons = epsilon_at(jnp.float32(steps) * config.num_envs)  # [num_steps, 1]
+        actions = draw_actions(explore_key, shape, epsilons)
+        inputs = *actions, jax.random.split(env_key, shape)
+        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
+        state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
+        state, metrics = learn(state, rollout, make_optimizer(iteration))
+        metrics = metrics | {"epsilon": epsilons[-1, 0]}
+        return state, episode_metrics(state.env_state) | metrics
+
+    def epsilon_at(env_steps):
+        progress = jnp.float32(env_steps) / (config.exploration_fraction * config.total_timesteps)
+        fall = (config.epsilon_start - config.epsilon_end) * (1.0 - progress)
+        return config.epsilon_end + jnp.maximum(fall, 0.0)
 
     def draw_actions(key, shape, epsilon):
         """Whether an action is random, with probability epsilon, and its number if so."""
         coin_key, action_key = jax.random.split(key)
         is_random = jax.random.uniform(coin_key, shape) < epsilon
         return is_random, jax.random.randint(action_key, shape, 0, num_choices)
-
-    def act(state, obs, key=None, mask=None):
-        action = forbid(network.apply(state.params, preprocess(state, obs)), mask).argmax(axis=-1)
-        if key is None:
-            return action
-        is_random, number = draw_actions(key, action.shape, config.epsilon_end)
-        number = number % num_actions if mask is None else choose_legal(number, mask)
-        return jnp.where(is_random, number, action)
-
-    def value(state, obs, mask=None):
-        return forbid(network.apply(state.params, preprocess(state, obs)), mask).max(axis=-1)
-
-    def epsilon_at(env_steps):
-        progress = jnp.float32(env_steps) / (config.exploration_fraction * config.total_timesteps)
-        fall = (config.epsilon_start - config.epsilon_end) * (1.0 - progress)
-        return config.epsilon_end + jnp.maximum(fall, 0.0)
 
     def explore(state, inputs):
         is_random, number, env_keys = inputs
@@ -277,21 +276,6 @@ def make(config: Config) -> Algorithm:
             next_mask=info["final_mask"],
         )
         return state.replace(env_state=env_state, obs=obs), transition
-
-    def q_loss(params, state, batch):
-        q = network.apply(params, preprocess(state, batch.obs))  # [minibatch_size, num_actions]
-        is_taken = jax.nn.one_hot(batch.action, num_actions, dtype=q.dtype)
-        q = (q * is_taken).sum(axis=-1)  # as a sum, its gradient needs no scatter
-        loss = optax.l2_loss(q, batch.target).mean()
-        return loss, {"q_loss": loss, "q_mean": q.mean()}
-
-    def update(optimizer, batch, state, rows):
-        minibatch = jax.tree.map(lambda x: x[rows], batch)
-        grads, metrics = jax.grad(q_loss, has_aux=True)(state.params, state, minibatch)
-        updates, opt_state = optimizer.update(grads, state.opt_state)
-        params = optax.apply_updates(state.params, updates)
-        metrics["grad_norm"] = optax.tree.norm(grads)
-        return state.replace(params=params, opt_state=opt_state), metrics
 
     def learn(state, rollout, optimizer):
         # Returns of the rollout.
@@ -311,18 +295,34 @@ def make(config: Config) -> Algorithm:
             state = state.replace(obs_statistics=statistics)
         return state, metrics
 
-    def step(state, iteration):
-        key, explore_key, env_key = jax.random.split(state.key, 3)
-        shape = config.num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
-        steps = iteration * config.num_steps + jnp.arange(config.num_steps)[:, None]  # of each env
-        epsilons = epsilon_at(jnp.float32(steps) * config.num_envs)  # [num_steps, 1]
-        actions = draw_actions(explore_key, shape, epsilons)
-        inputs = *actions, jax.random.split(env_key, shape)
-        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
-        state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
-        state, metrics = learn(state, rollout, make_optimizer(iteration))
-        metrics = metrics | {"epsilon": epsilons[-1, 0]}
-        return state, episode_metrics(state.env_state) | metrics
+    def update(optimizer, batch, state, rows):
+        minibatch = jax.tree.map(lambda x: x[rows], batch)
+        grads, metrics = jax.grad(q_loss, has_aux=True)(state.params, state, minibatch)
+        updates, opt_state = optimizer.update(grads, state.opt_state)
+        params = optax.apply_updates(state.params, updates)
+        metrics["grad_norm"] = optax.tree.norm(grads)
+        return state.replace(params=params, opt_state=opt_state), metrics
+
+    def q_loss(params, state, batch):
+        q = network.apply(params, preprocess(state, batch.obs))  # [minibatch_size, num_actions]
+        is_taken = jax.nn.one_hot(batch.action, num_actions, dtype=q.dtype)
+        q = (q * is_taken).sum(axis=-1)  # as a sum, its gradient needs no scatter
+        loss = optax.l2_loss(q, batch.target).mean()
+        return loss, {"q_loss": loss, "q_mean": q.mean()}
+
+    def preprocess(state, obs):
+        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+
+    def act(state, obs, key=None, mask=None):
+        action = forbid(network.apply(state.params, preprocess(state, obs)), mask).argmax(axis=-1)
+        if key is None:
+            return action
+        is_random, number = draw_actions(key, action.shape, config.epsilon_end)
+        number = number % num_actions if mask is None else choose_legal(number, mask)
+        return jnp.where(is_random, number, action)
+
+    def value(state, obs, mask=None):
+        return forbid(network.apply(state.params, preprocess(state, obs)), mask).max(axis=-1)
 
     return Algorithm(init, step, act, value)
 

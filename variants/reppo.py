@@ -278,25 +278,15 @@ def make(config: Config) -> Algorithm:
             obs_statistics=statistics if config.normalize_obs else None,
         )
 
-    def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
-
-    def sample_action(policy, noise):
-        gaussian_action, log_det = policy.bijector.forward_and_log_det(noise)
-        return squash(gaussian_action, policy.distribution.log_prob(noise) - log_det)
-
-    def q_value(critic_params, obs, action):
-        return histogram_mean(critic.apply(critic_params, obs, action), **bins)
-
-    def act(state, obs, key=None):
-        policy = actor.apply(state.params.actor, preprocess(state, obs))
-        action = jnp.tanh(policy.mode() if key is None else policy.sample(seed=key))
-        return scale_action(action, env.action_space)
-
-    def value(state, obs):
-        obs = preprocess(state, obs)
-        action = jnp.tanh(actor.apply(state.params.actor, obs).mode())
-        return q_value(state.params.critic, obs, action)
+    def step(state, iteration):
+        key, noise_key, env_key = jax.random.split(state.key, 3)
+        shape = config.num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        noise = jax.random.normal(noise_key, (*shape, action_dim), jnp.float32)
+        inputs = noise, jax.random.split(env_key, shape)
+        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
+        state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
+        state, metrics = learn(state, rollout, make_optimizer(iteration))
+        return state, episode_metrics(state.env_state) | metrics
 
     def explore(state, inputs):
         noise, env_keys = inputs
@@ -313,6 +303,57 @@ def make(config: Config) -> Algorithm:
             next_obs=info["final_observation"],
         )
         return state.replace(env_state=env_state, obs=obs), transition
+
+    def learn(state, rollout, optimizer):
+        # Evaluate the rollout.
+        key, value_key, shuffle_key, noise_key = jax.random.split(state.key, 4)
+        shape = config.num_samples, *rollout.action.shape
+        batch = evaluate(state, rollout, jax.random.normal(value_key, shape, jnp.float32))
+        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+
+        # Update with shuffled minibatches.
+        rows = shuffle_epochs(shuffle_key, config.num_epochs, num_rows, minibatch_size)
+        noise = jax.random.normal(noise_key, (*rows.shape, action_dim), jnp.float32)
+        body = partial(update, optimizer, batch)
+        state, metrics = scan_mean(body, state.replace(key=key), (rows, noise))
+        in_range = jnp.clip(batch.target, config.value_min, config.value_max)
+        metrics["clipped_targets"] = (in_range != batch.target).mean()
+
+        # Count the observations.
+        if config.normalize_obs:
+            statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
+            state = state.replace(obs_statistics=statistics)
+        return state, metrics
+
+    def evaluate(state, rollout, noise):
+        obs, next_obs = preprocess(state, rollout.obs), preprocess(state, rollout.next_obs)
+        old, following = (actor.apply(state.params.actor, x) for x in (obs, next_obs))
+        action, log_prob = jax.vmap(partial(sample_action, following))(noise)  # [num_samples, ...]
+        next_q = jax.vmap(partial(q_value, state.params.critic, next_obs))(action).mean(axis=0)
+        bonus = config.gamma * -jnp.exp(state.params.log_alpha) * log_prob.mean(axis=0)
+        soft = rollout.replace(reward=rollout.reward + jnp.where(rollout.terminated, 0.0, bonus))
+        target = q_returns(soft, next_q, config.gamma, config.q_lambda)
+        mean, std = old.mean(), old.stddev()
+        return Batch(obs=rollout.obs, action=rollout.action, target=target, mean=mean, std=std)
+
+    def update(optimizer, batch, state, inputs):
+        rows, noise = inputs
+        minibatch, step_on = jax.tree.map(lambda x: x[rows], batch), partial(descend, optimizer)
+        state, critic_metrics = step_on(state, "critic", critic_loss, minibatch)
+        state, actor_metrics = step_on(state, "actor", actor_loss, minibatch, noise)
+        state, alpha_metrics = step_on(state, "log_alpha", alpha_loss, actor_metrics["entropy"])
+        state, eta_metrics = step_on(state, "log_eta", eta_loss, actor_metrics["kl"])
+        log_eta = jnp.maximum(state.params.log_eta, jnp.log(config.eta))
+        state = state.replace(params=state.params.replace(log_eta=log_eta))
+        return state, critic_metrics | actor_metrics | alpha_metrics | eta_metrics
+
+    def descend(optimizer, state, name, loss, *inputs):
+        """One optimizer step on the parameters called `name`."""
+        params = getattr(state.params, name)
+        grads, metrics = jax.grad(loss, has_aux=True)(params, state, *inputs)
+        updates, opt_state = optimizer.update(grads, state.opt_state[name])
+        params = state.params.replace(**{name: optax.apply_updates(params, updates)})
+        return state.replace(params=params, opt_state=state.opt_state | {name: opt_state}), metrics
 
     def critic_loss(critic_params, state, batch):
         logits = critic.apply(critic_params, preprocess(state, batch.obs), batch.action)
@@ -336,66 +377,25 @@ def make(config: Config) -> Algorithm:
     def eta_loss(log_eta, state, kl):
         return jnp.exp(log_eta) * (config.kl_bound - kl), {"eta": jnp.exp(log_eta)}
 
-    def descend(optimizer, state, name, loss, *inputs):
-        """One optimizer step on the parameters called `name`."""
-        params = getattr(state.params, name)
-        grads, metrics = jax.grad(loss, has_aux=True)(params, state, *inputs)
-        updates, opt_state = optimizer.update(grads, state.opt_state[name])
-        params = state.params.replace(**{name: optax.apply_updates(params, updates)})
-        return state.replace(params=params, opt_state=state.opt_state | {name: opt_state}), metrics
+    def q_value(critic_params, obs, action):
+        return histogram_mean(critic.apply(critic_params, obs, action), **bins)
 
-    def update(optimizer, batch, state, inputs):
-        rows, noise = inputs
-        minibatch, step_on = jax.tree.map(lambda x: x[rows], batch), partial(descend, optimizer)
-        state, critic_metrics = step_on(state, "critic", critic_loss, minibatch)
-        state, actor_metrics = step_on(state, "actor", actor_loss, minibatch, noise)
-        state, alpha_metrics = step_on(state, "log_alpha", alpha_loss, actor_metrics["entropy"])
-        state, eta_metrics = step_on(state, "log_eta", eta_loss, actor_metrics["kl"])
-        log_eta = jnp.maximum(state.params.log_eta, jnp.log(config.eta))
-        state = state.replace(params=state.params.replace(log_eta=log_eta))
-        return state, critic_metrics | actor_metrics | alpha_metrics | eta_metrics
+    def sample_action(policy, noise):
+        gaussian_action, log_det = policy.bijector.forward_and_log_det(noise)
+        return squash(gaussian_action, policy.distribution.log_prob(noise) - log_det)
 
-    def evaluate(state, rollout, noise):
-        obs, next_obs = preprocess(state, rollout.obs), preprocess(state, rollout.next_obs)
-        old, following = (actor.apply(state.params.actor, x) for x in (obs, next_obs))
-        action, log_prob = jax.vmap(partial(sample_action, following))(noise)  # [num_samples, ...]
-        next_q = jax.vmap(partial(q_value, state.params.critic, next_obs))(action).mean(axis=0)
-        bonus = config.gamma * -jnp.exp(state.params.log_alpha) * log_prob.mean(axis=0)
-        soft = rollout.replace(reward=rollout.reward + jnp.where(rollout.terminated, 0.0, bonus))
-        target = q_returns(soft, next_q, config.gamma, config.q_lambda)
-        mean, std = old.mean(), old.stddev()
-        return Batch(obs=rollout.obs, action=rollout.action, target=target, mean=mean, std=std)
+    def preprocess(state, obs):
+        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
-    def learn(state, rollout, optimizer):
-        # Evaluate the rollout.
-        key, value_key, shuffle_key, noise_key = jax.random.split(state.key, 4)
-        shape = config.num_samples, *rollout.action.shape
-        batch = evaluate(state, rollout, jax.random.normal(value_key, shape, jnp.float32))
-        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+    def act(state, obs, key=None):
+        policy = actor.apply(state.params.actor, preprocess(state, obs))
+        action = jnp.tanh(policy.mode() if key is None else policy.sample(seed=key))
+        return scale_action(action, env.action_space)
 
-        # Update with shuffled minibatches.
-        rows = shuffle_epochs(shuffle_key, config.num_epochs, num_rows, minibatch_size)
-        noise = jax.random.normal(noise_key, (*rows.shape, action_dim), jnp.float32)
-        body = partial(update, optimizer, batch)
-        state, metrics = scan_mean(body, state.replace(key=key), (rows, noise))
-        in_range = jnp.clip(batch.target, config.value_min, config.value_max)
-        metrics["clipped_targets"] = (in_range != batch.target).mean()
-
-        # Count the observations.
-        if config.normalize_obs:
-            statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
-            state = state.replace(obs_statistics=statistics)
-        return state, metrics
-
-    def step(state, iteration):
-        key, noise_key, env_key = jax.random.split(state.key, 3)
-        shape = config.num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
-        noise = jax.random.normal(noise_key, (*shape, action_dim), jnp.float32)
-        inputs = noise, jax.random.split(env_key, shape)
-        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
-        state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
-        state, metrics = learn(state, rollout, make_optimizer(iteration))
-        return state, episode_metrics(state.env_state) | metrics
+    def value(state, obs):
+        obs = preprocess(state, obs)
+        action = jnp.tanh(actor.apply(state.params.actor, obs).mode())
+        return q_value(state.params.critic, obs, action)
 
     return Algorithm(init, step, act, value)
 

@@ -270,18 +270,32 @@ def make(config: Config) -> Algorithm:
         numbers = jax.random.randint(action_key, shape, 0, num_choices)
         return jax.lax.scan(fill, state, (numbers, jax.random.split(env_key, shape)))[0]
 
-    def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+    def fill(state, inputs):
+        number, env_keys = inputs
+        return env_step(state, (choose_legal(number, env.action_mask(state.env_state)), env_keys))
 
-    def act(state, obs, key=None, mask=None):
-        policy = actor.apply(state.params.actor, preprocess(state, obs), mask)
-        return policy.mode() if key is None else policy.sample(seed=key)
+    def step(state, iteration):
+        del iteration  # nothing follows a schedule
+        key, explore_key, env_key, row_key = jax.random.split(state.key, 4)
+        shape = num_cycles, num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        noise = jax.random.gumbel(explore_key, (*shape, num_actions), jnp.float32)
+        explore_inputs = noise, jax.random.split(env_key, shape)
+        rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
+        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
+        state, metrics = scan_mean(cycle, state, (explore_inputs, rows))
+        return state, episode_metrics(state.env_state) | metrics
 
-    def value(state, obs, mask=None):
-        obs = preprocess(state, obs)
-        action = actor.apply(state.params.actor, obs, mask).mode()
-        q = critic.apply(state.params.critic, obs).min(axis=-1)  # [..., num_actions]
-        return jnp.take_along_axis(q, action[..., None], axis=-1).squeeze(-1)
+    def cycle(state, inputs):
+        explore_inputs, rows = inputs
+        state, _ = jax.lax.scan(explore, state, explore_inputs, unroll=env.unroll)
+        return learn(state, rows)
+
+    def explore(state, inputs):
+        noise, env_keys = inputs
+        mask = env.action_mask(state.env_state)
+        policy = actor.apply(state.params.actor, preprocess(state, state.obs), mask)
+        action = (policy.logits + noise).argmax(axis=-1)  # Gumbel noise: a sample
+        return env_step(state, (action, env_keys))
 
     def env_step(state, inputs):
         action, env_keys = inputs
@@ -303,16 +317,24 @@ def make(config: Config) -> Algorithm:
             state = state.replace(obs_statistics=statistics)
         return state, None
 
-    def fill(state, inputs):
-        number, env_keys = inputs
-        return env_step(state, (choose_legal(number, env.action_mask(state.env_state)), env_keys))
+    def learn(state, rows):
+        batches = read_batches(state.buffer, rows)
+        return scan_mean(update, state, batches)
 
-    def explore(state, inputs):
-        noise, env_keys = inputs
-        mask = env.action_mask(state.env_state)
-        policy = actor.apply(state.params.actor, preprocess(state, state.obs), mask)
-        action = (policy.logits + noise).argmax(axis=-1)  # Gumbel noise: a sample
-        return env_step(state, (action, env_keys))
+    def update(state, batch):
+        state, critic_metrics = descend(state, "critic", critic_loss, batch)
+        state, actor_metrics = descend(state, "actor", actor_loss, batch)
+        state, alpha_metrics = descend(state, "log_alpha", alpha_loss, actor_metrics["entropy"])
+        target = optax.incremental_update(state.params.critic, state.target_params, config.tau)
+        return state.replace(target_params=target), critic_metrics | actor_metrics | alpha_metrics
+
+    def descend(state, name, loss, *inputs):
+        """One optimizer step on the parameters called `name`."""
+        params = getattr(state.params, name)
+        grads, metrics = jax.grad(loss, has_aux=True)(params, state, *inputs)
+        updates, opt_state = optimizers[name].update(grads, state.opt_state[name])
+        params = state.params.replace(**{name: optax.apply_updates(params, updates)})
+        return state.replace(params=params, opt_state=state.opt_state | {name: opt_state}), metrics
 
     def critic_loss(critic_params, state, batch):
         next_obs = preprocess(state, batch.next_obs)
@@ -342,40 +364,18 @@ def make(config: Config) -> Algorithm:
         alpha = jnp.exp(log_alpha)
         return alpha * (entropy - config.target_entropy * max_entropy), {"alpha": alpha}
 
-    def descend(state, name, loss, *inputs):
-        """One optimizer step on the parameters called `name`."""
-        params = getattr(state.params, name)
-        grads, metrics = jax.grad(loss, has_aux=True)(params, state, *inputs)
-        updates, opt_state = optimizers[name].update(grads, state.opt_state[name])
-        params = state.params.replace(**{name: optax.apply_updates(params, updates)})
-        return state.replace(params=params, opt_state=state.opt_state | {name: opt_state}), metrics
+    def preprocess(state, obs):
+        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
-    def update(state, batch):
-        state, critic_metrics = descend(state, "critic", critic_loss, batch)
-        state, actor_metrics = descend(state, "actor", actor_loss, batch)
-        state, alpha_metrics = descend(state, "log_alpha", alpha_loss, actor_metrics["entropy"])
-        target = optax.incremental_update(state.params.critic, state.target_params, config.tau)
-        return state.replace(target_params=target), critic_metrics | actor_metrics | alpha_metrics
+    def act(state, obs, key=None, mask=None):
+        policy = actor.apply(state.params.actor, preprocess(state, obs), mask)
+        return policy.mode() if key is None else policy.sample(seed=key)
 
-    def learn(state, rows):
-        batches = read_batches(state.buffer, rows)
-        return scan_mean(update, state, batches)
-
-    def cycle(state, inputs):
-        explore_inputs, rows = inputs
-        state, _ = jax.lax.scan(explore, state, explore_inputs, unroll=env.unroll)
-        return learn(state, rows)
-
-    def step(state, iteration):
-        del iteration  # nothing follows a schedule
-        key, explore_key, env_key, row_key = jax.random.split(state.key, 4)
-        shape = num_cycles, num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
-        noise = jax.random.gumbel(explore_key, (*shape, num_actions), jnp.float32)
-        explore_inputs = noise, jax.random.split(env_key, shape)
-        rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
-        state = state.replace(key=key, env_state=clear_episodes(state.env_state))
-        state, metrics = scan_mean(cycle, state, (explore_inputs, rows))
-        return state, episode_metrics(state.env_state) | metrics
+    def value(state, obs, mask=None):
+        obs = preprocess(state, obs)
+        action = actor.apply(state.params.actor, obs, mask).mode()
+        q = critic.apply(state.params.critic, obs).min(axis=-1)  # [..., num_actions]
+        return jnp.take_along_axis(q, action[..., None], axis=-1).squeeze(-1)
 
     return Algorithm(init, step, act, value)
 
