@@ -65,7 +65,8 @@ class Environment:
         keys, ahead_keys = _split(keys, 2) if self.reset_period else (_typed(keys), None)
         starts = init_starts(self._reset, ahead_keys, self.reset_period)
         obs, state = self._reset(keys)
-        zeros, none = jnp.zeros(keys.shape, jnp.float32), jnp.zeros(keys.shape, jnp.int32)
+        zeros = jnp.zeros(keys.shape, jnp.float32)
+        none = zeros.astype(jnp.int32)
         return obs, EnvState(
             state=state,
             length=none,
@@ -84,7 +85,7 @@ class Environment:
         """Like `step`, but start no episode: `obs` is the true successor also where the episode has ended."""
         obs, state, reward, terminated, info = jax.vmap(self._step_one)(_typed(keys), env_state.state, action)
         reward, length = reward.astype(jnp.float32), env_state.length + 1
-        truncated = info.get("truncated", jnp.zeros_like(terminated))
+        truncated = info.get("truncated", jnp.zeros(terminated.shape, bool))
         if self.max_episode_steps is not None:
             truncated |= length >= self.max_episode_steps
         info = {name: info[name] for name in self.scalars}
@@ -199,8 +200,11 @@ def episode_metrics(env_state: EnvState) -> dict[str, jax.Array]:
     totals, told = jax.tree.map(lambda x: x.sum(dtype=x.dtype), (env_state.episodes, env_state.told))
     num_episodes = totals.pop("num_episodes")
 
-    def mean(total, count):
-        return jnp.where(count > 0, total / jnp.maximum(count, 1).astype(jnp.float32), jnp.nan)
+    def mean_of(count):
+        divisor = jnp.maximum(count, 1).astype(jnp.float32)
+        return lambda total: jnp.where(count > 0, total / divisor, jnp.nan)
 
-    means = {name: mean(total, told.get(name, num_episodes)) for name, total in totals.items()}
+    mean = {name: mean_of(count) for name, count in told.items()}
+    of_all = mean_of(num_episodes)
+    means = {name: mean.get(name, of_all)(total) for name, total in totals.items()}
     return means | {"num_episodes": num_episodes}
