@@ -78,6 +78,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
         ValueError: one line that says what to change.
     """
     config, options, record = ask(script, config_class)
+    check_modes()
     jax.config.update("jax_default_matmul_precision", PRECISIONS[options.matmul_precision])
     axes = read_axes(options.sweep, options.sweep_samples, config)
     num_lanes = count_settings(axes, options.sweep_samples) * options.num_seeds
@@ -115,6 +116,16 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
         stop=StopSignal(),
         timing=timing,
     )
+
+
+def check_modes() -> None:
+    """Raise ValueError in modes of JAX that a run cannot have."""
+    hint = "call step from Python instead, see Looking inside in docs/python.md"
+    if jax.config.jax_disable_jit:
+        raise ValueError(f"a run consists of compiled programs, which JAX_DISABLE_JIT forbids; {hint}")
+    if jax.config.jax_debug_nans:
+        reason = "episode_return is NaN where no episode ended, and JAX_DEBUG_NANS would stop there"
+        raise ValueError(f"{reason}; {hint}")
 
 
 def ask(script: str, config_class: type) -> tuple[Any, Options, Record | None]:

@@ -796,6 +796,20 @@ def test_bad_input_in_a_process_of_its_own(script, folder):
     assert contents(folder) == {}
 
 
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        (jax.disable_jit, "a run consists of compiled programs, which JAX_DISABLE_JIT forbids"),
+        (lambda: jax.debug_nans(True), "episode_return is NaN where no episode ended, and JAX_DEBUG_NANS would stop"),
+    ],
+)
+def test_modes_of_jax_that_a_run_cannot_have(mode, message, folder):
+    with mode():
+        result = call("ppo", *small_run("ppo"))
+    assert_refused(result, message)
+    assert contents(folder) == {}
+
+
 @pytest.mark.parametrize("platform", ["cuda", "nonsense"])
 @one
 def test_a_platform_that_is_not_here(script, platform, folder):
