@@ -99,7 +99,7 @@ def normalized_scores(
 
 
 def aggregate_table(normalized: dict[str, list[np.ndarray]]) -> Table:
-    """The IQM over the normalised scores of all seeds in all environments, the best first."""
+    """The IQM over the normalised scores of all environments, which weigh the same, the best first."""
     rows, values = [], []
     aggregates = {label: aggregate_iqm(scores) for label, scores in normalized.items()}
     for label in sorted(aggregates, key=lambda label: np.nan_to_num(-aggregates[label][0], nan=np.inf)):
@@ -107,7 +107,7 @@ def aggregate_table(normalized: dict[str, list[np.ndarray]]) -> Table:
         count = sum(map(len, scores))
         rows.append([label, str(count), _number(score, 3), _interval(low, high, 3)])
         values.append(Value(ALL, label, "", "normalised", count, "", "iqm", score, low, high))
-    title = "normalised scores of all seeds in all environments"
+    title = "normalised scores of all seeds in all environments, which weigh the same"
     return Table(title, ["method", "scores", "IQM", "95 % CI of the IQM"], rows, values)
 
 
