@@ -24,6 +24,7 @@ from runner.machine import hosts
 from runner.machine.devices import strong
 from runner.machine.imports import import_gymnax
 from runner.machine.memory import check_memory
+from runner.machine.programs import check_scalars
 from runner.machine.stop import StopSignal
 from runner.tell.progress import lasting_output
 from runner.tell.timing import Timing
@@ -96,6 +97,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     algorithm = make(dataclasses.replace(config, **swept))
     abstract_state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
     check_memory(config, options, num_lanes, abstract_state)
+    check_scalars(config.env, algorithm)
     check_wandb(options.wandb)
     if not record:
         check_distinct(axes)

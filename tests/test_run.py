@@ -20,10 +20,12 @@ from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnax.environments.classic_control.cartpole import CartPole
 from helpers import (
     ENVS,
     ITERATIONS,
@@ -1045,6 +1047,54 @@ def test_a_lane_that_diverges_leaves_the_others_as_they_were(script, monkeypatch
         metrics = [saved_metrics(directory) for directory in (healthy, ill)]
         a, b = ({name: x[lane] for name, x in m.items() if name != "env_steps"} for m in metrics)
         assert (differences(a, b) == []) == is_equal, f"lane {lane}"
+
+
+# -- Scalars of an environment -----------------------------------------------------------------------------------------
+
+
+class Told(CartPole):
+    """CartPole that tells a scalar of this name: NaN, or infinite, where an episode ends on the left."""
+
+    def __init__(self, scalar, otherwise=jnp.nan):
+        super().__init__()
+        self.scalar, self.otherwise = scalar, otherwise
+
+    def step_env(self, key, state, action, params):
+        obs, state, reward, terminated, _ = super().step_env(key, state, action, params)
+        return obs, state, reward, terminated, {self.scalar: jnp.where(state.x > 0, state.time, self.otherwise)}
+
+
+@pytest.mark.parametrize("otherwise", [jnp.nan, jnp.inf])
+def test_a_scalar_of_the_environment_that_is_not_finite_is_no_divergence(otherwise, monkeypatch):
+    """What is logged and drawn skips it."""
+    import wandb
+
+    logged, env = [], f"Probe-Told-{otherwise}"
+    monkeypatch.setattr(wandb, "init", lambda **_: FakeRun(logged))
+    gymnax.register(env, lambda: Told("steps", otherwise))
+    arguments = small_run("ppo", env=env, name="told", wandb="offline", eval_episodes=0, num_seeds=3)
+    result = call("ppo", *arguments, "--sweep", "gamma=0.9,0.99")
+    assert_finished(result)
+    assert "diverged" not in result.stdout
+    directory = directory_of("ppo", "told", env)
+    summary = json.loads((directory / "summary.json").read_text())
+    assert [setting["diverged_seeds"] for setting in summary["settings"]] == [[], []]
+    assert (directory / "metrics.png").exists()
+    metrics = saved_metrics(directory)
+    steps = np.where(np.isfinite(metrics["steps"]), metrics["steps"], np.nan)
+    assert (np.isnan(steps) & (metrics["num_episodes"] > 0)).any()
+    assert all(values["is_healthy"] == 1 for values in logged)
+    known = [column[np.isfinite(column)] for setting in np.split(steps, 2) for column in setting.T]
+    means = [x.mean() for x in known if len(x)]  # the IQM of up to three seeds
+    assert sorted(values["steps"] for values in logged if "steps" in values) == pytest.approx(sorted(means))
+
+
+@pytest.mark.parametrize("name", ["entropy", "policy_loss", "seed", "eval_env_steps", "sweep_gamma", "file"])
+def test_a_scalar_with_the_name_of_another_metric_is_refused(name, folder):
+    env = f"Probe-Told-{name}"
+    gymnax.register(env, lambda: Told(name))
+    assert_refused(call("ppo", *small_run("ppo", env=env)), f"the scalar {name} in the info of {env} has the name of")
+    assert contents(folder) == {}
 
 
 # -- Evaluation --------------------------------------------------------------------------------------------------------

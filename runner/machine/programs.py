@@ -17,6 +17,24 @@ from runner.machine.evaluation import episode_limit, evaluate, greedy_policy
 from runner.machine.memory import format_bytes, program_bytes, share_of_memory
 
 MAX_SEGMENT = 256  # iterations in one segment
+# Arrays of metrics.npz and wandb's records that are no metrics of `step`, and two arguments of np.savez.
+RESERVED = ("env_steps", "seed", "is_healthy", "file", "allow_pickle")
+
+
+def check_scalars(env_name: str, algorithm: Any) -> None:
+    """Raise ValueError if a scalar of the environment has the name of another metric or array: one would be lost."""
+    env = make_env(env_name)
+    if not (scalars := env.scalars):
+        return
+    env.scalars = []
+    try:
+        state = jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0))
+        _, metrics = jax.eval_shape(algorithm.step, state, jax.ShapeDtypeStruct((), np.int32))
+    finally:
+        env.scalars = scalars
+    for name in scalars:
+        if name in (*metrics, *RESERVED) or name.startswith(("eval_", "sweep_")):
+            raise ValueError(f"the scalar {name} in the info of {env_name} has the name of another metric: rename it")
 
 
 class Programs:

@@ -136,7 +136,7 @@ class ProgressDisplay:
         text = f"{speed:,.0f} steps/s  return {latest_return(progress.metrics):.1f}"
         if progress.evaluations and steps < self.total_steps:  # at the end it would not be the one of the report
             text += f"  greedy {iqm(progress.evaluations['eval_episode_return'][:, -1]):.1f}"
-        self._warn(steps, finite_records(records, self.experiment.episode_metrics).all(axis=1))
+        self._warn(steps, finite_records(records, self.experiment.scalars).all(axis=1))
         if self.diverged.any():
             text += f"  {self.diverged.sum():,} of {len(self.diverged):,} lanes diverged"
         if self.bar:

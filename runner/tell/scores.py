@@ -58,8 +58,8 @@ def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
 
 
 def healthy_lanes(experiment: Experiment, result: Result) -> np.ndarray:
-    """Whether the parameters of a lane and all its metrics are finite, [num_lanes] bool."""
-    return result.scores["is_healthy"] & finite_records(result.metrics, experiment.episode_metrics).all(axis=1)
+    """Whether the parameters of a lane are finite and all its records healthy, [num_lanes] bool."""
+    return result.scores["is_healthy"] & finite_records(result.metrics, experiment.scalars).all(axis=1)
 
 
 def make_curves(experiment: Experiment, result: Result) -> dict[str, list[Curve]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 NUM_RESAMPLES = 2000
+EPISODE = ("episode_return", "episode_length")  # NaN in an iteration in which no episode ended
 MANY_SEEDS = 100  # above, scipy's bootstrap takes seconds for a learning curve
 
 
@@ -94,12 +95,15 @@ def final_return(episode_return: np.ndarray, num_episodes: np.ndarray) -> np.nda
     return np.where(counts.sum(axis=1) > 0, totals / np.maximum(counts.sum(axis=1), 1), np.nan)
 
 
-def finite_records(metrics: dict[str, np.ndarray], of_episodes: set[str]) -> np.ndarray:
-    """Whether all metrics of an iteration are finite; means over episodes, `of_episodes`, are NaN without an episode.
+def finite_records(metrics: dict[str, np.ndarray], scalars: set[str]) -> np.ndarray:
+    """Whether an iteration is healthy: the algorithm's metrics are finite, and the return of the episodes if any ended.
+
+    The environment's own `scalars` are not judged: NaN may mean there that nothing was measured.
     Metrics [num_lanes, num_iterations] -> [num_lanes, num_iterations] bool.
     """
     is_undefined = metrics["num_episodes"] == 0
-    return np.all([np.isfinite(x) | (is_undefined & (name in of_episodes)) for name, x in metrics.items()], axis=0)
+    judged = {name: x for name, x in metrics.items() if name not in scalars}
+    return np.all([np.isfinite(x) | (is_undefined & (name in EPISODE)) for name, x in judged.items()], axis=0)
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,8 @@ class Tracker:
 
 
 def with_health(experiment: Experiment, metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Metrics [num_lanes, n] and `is_healthy`, whether all of them are finite."""
-    return metrics | {"is_healthy": finite_records(metrics, experiment.episode_metrics)}
+    """Metrics [num_lanes, n] and `is_healthy`, that of `finite_records`."""
+    return metrics | {"is_healthy": finite_records(metrics, experiment.scalars)}
 
 
 def _over_lanes(name: str, x: np.ndarray) -> float:
