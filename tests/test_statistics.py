@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from runner.tell.scores import final_return, finite_records
 from runner.tell.statistics import (
     MANY_SEEDS,
     bootstrap_interval,
     confidence_interval,
-    final_return,
-    finite_records,
     iqm,
     learning_curve,
     rank,

@@ -13,7 +13,8 @@ from runner.ask.sweep import short_texts
 from runner.experiment import Part
 from runner.folder import files
 from runner.folder.record import read_record
-from runner.tell.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
+from runner.tell.scores import final_return
+from runner.tell.statistics import Curve, evaluation_curve, learning_curve, rank, summarize
 
 MAX_LINES = 6  # methods in the picture and in the table of pairs
 MAX_FIELDS = 2  # settings in a label; runs that differ in more are told apart by the names of their folders
@@ -195,6 +196,5 @@ def best_labels(environments: dict[str, list[Line]]) -> list[str]:
         for place, index in enumerate(rank([line.summary for line in lines])):
             ranks[lines[index].label].append(place)
     best = sorted(ranks, key=lambda label: np.mean(ranks[label]))[:MAX_LINES]
-    return [
-        label for label in dict.fromkeys(x.label for lines in environments.values() for x in lines) if label in best
-    ]
+    labels = dict.fromkeys(line.label for lines in environments.values() for line in lines)
+    return [label for label in labels if label in best]

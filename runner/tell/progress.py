@@ -14,7 +14,8 @@ from runner.ask.cli import find_preset
 from runner.experiment import Experiment, Part, Progress
 from runner.machine.evaluation import MAX_EVALUATIONS, auto_evaluations, evaluation_bounds
 from runner.machine.memory import describe_state
-from runner.tell.statistics import finite_records, iqm
+from runner.tell.scores import finite_records
+from runner.tell.statistics import iqm
 
 SECONDS_BETWEEN_LINES = 10.0
 

@@ -7,15 +7,9 @@ import numpy as np
 
 from runner.ask.cli import rerun_command
 from runner.experiment import EVAL_STEPS, Experiment, Result
-from runner.tell.statistics import (
-    Curve,
-    evaluation_curve,
-    final_return,
-    finite_records,
-    learning_curve,
-    rank,
-    summarize,
-)
+from runner.tell.statistics import Curve, evaluation_curve, learning_curve, rank, summarize
+
+EPISODE = ("episode_return", "episode_length")  # NaN in an iteration in which no episode ended
 
 
 @dataclass(frozen=True)
@@ -55,6 +49,30 @@ def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
     else:
         summary |= entries[0]
     return Scores(summary, make_curves(experiment, result), settings, ranking, np.flatnonzero(~is_healthy))
+
+
+def final_return(episode_return: np.ndarray, num_episodes: np.ndarray) -> np.ndarray:
+    """Mean training return of each lane over the episodes of the last tenth of a run, NaN if none ended there.
+
+    Args:
+        episode_return: [num_lanes, num_iterations], NaN where no episode ended.
+        num_episodes: [num_lanes, num_iterations].
+    """
+    last = max(1, episode_return.shape[1] // 10)
+    returns, counts = episode_return[:, -last:], num_episodes[:, -last:]
+    totals = np.where(counts > 0, returns * counts, 0.0).sum(axis=1)
+    return np.where(counts.sum(axis=1) > 0, totals / np.maximum(counts.sum(axis=1), 1), np.nan)
+
+
+def finite_records(metrics: dict[str, np.ndarray], scalars: set[str]) -> np.ndarray:
+    """Whether an iteration is healthy: the algorithm's metrics are finite, and the return of the episodes if any ended.
+
+    The environment's own `scalars` are not judged: NaN may mean there that nothing was measured.
+    Metrics [num_lanes, num_iterations] -> [num_lanes, num_iterations] bool.
+    """
+    is_undefined = metrics["num_episodes"] == 0
+    judged = {name: x for name, x in metrics.items() if name not in scalars}
+    return np.all([np.isfinite(x) | (is_undefined & (name in EPISODE)) for name, x in judged.items()], axis=0)
 
 
 def healthy_lanes(experiment: Experiment, result: Result) -> np.ndarray:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 NUM_RESAMPLES = 2000
-EPISODE = ("episode_return", "episode_length")  # NaN in an iteration in which no episode ended
 MANY_SEEDS = 100  # above, scipy's bootstrap takes seconds for a learning curve
 
 
@@ -80,30 +79,6 @@ def rank(summaries: list[dict[str, float]]) -> list[int]:
     """Indices of summaries, the best IQM first; ties are broken by the mean. NaN is the worst."""
     scores = [[np.nan_to_num(summary[name], nan=-np.inf) for name in ("iqm", "mean")] for summary in summaries]
     return sorted(range(len(scores)), key=lambda i: scores[i], reverse=True)
-
-
-def final_return(episode_return: np.ndarray, num_episodes: np.ndarray) -> np.ndarray:
-    """Mean training return of each lane over the episodes of the last tenth of a run, NaN if none ended there.
-
-    Args:
-        episode_return: [num_lanes, num_iterations], NaN where no episode ended.
-        num_episodes: [num_lanes, num_iterations].
-    """
-    last = max(1, episode_return.shape[1] // 10)
-    returns, counts = episode_return[:, -last:], num_episodes[:, -last:]
-    totals = np.where(counts > 0, returns * counts, 0.0).sum(axis=1)
-    return np.where(counts.sum(axis=1) > 0, totals / np.maximum(counts.sum(axis=1), 1), np.nan)
-
-
-def finite_records(metrics: dict[str, np.ndarray], scalars: set[str]) -> np.ndarray:
-    """Whether an iteration is healthy: the algorithm's metrics are finite, and the return of the episodes if any ended.
-
-    The environment's own `scalars` are not judged: NaN may mean there that nothing was measured.
-    Metrics [num_lanes, num_iterations] -> [num_lanes, num_iterations] bool.
-    """
-    is_undefined = metrics["num_episodes"] == 0
-    judged = {name: x for name, x in metrics.items() if name not in scalars}
-    return np.all([np.isfinite(x) | (is_undefined & (name in EPISODE)) for name, x in judged.items()], axis=0)
 
 
 @dataclass(frozen=True)

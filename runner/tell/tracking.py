@@ -9,8 +9,8 @@ import numpy as np
 
 from runner.ask.options import PROCESS
 from runner.experiment import EVAL_METRICS, EVAL_STEPS, Experiment, Result
-from runner.tell.scores import healthy_lanes
-from runner.tell.statistics import finite_records, iqm
+from runner.tell.scores import finite_records, healthy_lanes
+from runner.tell.statistics import iqm
 
 
 def check_wandb(mode: str) -> None:
