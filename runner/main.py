@@ -62,8 +62,8 @@ def run(script: str, config_class: type, make: Callable) -> None:
         except OSError as error:
             hint = f"what was saved before is complete, continue it with --resume {prepared.directory}"
             fail(f"cannot save: {error}; {hint}")
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+        except (jax.errors.JaxRuntimeError, MemoryError) as error:
+            if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             fail("out of memory; lower --lanes-per-batch, or if it is 1 --num-envs (or --buffer-size)", 1)
         finally:

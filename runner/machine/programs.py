@@ -66,10 +66,11 @@ class Programs:
         return self.threads.submit(compile_init, self.experiment.make_lane, self.placement, self.settings)
 
     def refill(self, part: Part) -> Any:
-        """A replay buffer of random transitions, from which no n-step window leads to later ones; on the host."""
+        """A replay buffer of random transitions, from which no n-step window leads to later ones."""
         buffer = self.init.result()(*self.inputs(part)).buffer
         cut = self.placement.each(partial(cut_newest, n=self.experiment.config.num_envs))
-        return to_host(jax.jit(cut, donate_argnums=0)(buffer), part.num_lanes)
+        shardings = jax.tree.map(lambda x: x.sharding, self.state.buffer)
+        return jax.jit(cut, donate_argnums=0, out_shardings=shardings)(buffer)
 
     @cached_property
     def segment(self) -> Callable:
