@@ -37,6 +37,11 @@ class Experiment:
         return Path(self.script).stem
 
     @property
+    def policy(self) -> str:
+        """How evaluations choose actions."""
+        return "sampled" if self.options.eval_sampled else "greedy"
+
+    @property
     def num_settings(self) -> int:
         """Number of settings; 1 without a sweep."""
         return len(next(iter(self.settings.values()), [None]))

@@ -215,6 +215,7 @@ def write_run(
     parts=None,
     sweep=None,
     num_seeds=None,
+    eval_sampled=False,
     **fields,
 ):
     """A folder as a run leaves it.
@@ -227,7 +228,7 @@ def write_run(
     record = {
         "script": f"/nowhere/{algorithm}.py",
         "config": {"env": env, "learning_rate": 0.001, **fields},
-        "options": {"num_seeds": num_seeds or len(final)},
+        "options": {"num_seeds": num_seeds or len(final)} | ({"eval_sampled": True} if eval_sampled else {}),
         "parts": parts or [[0, len(final)]],
         "wandb_id": "",
     }
@@ -427,12 +428,23 @@ def test_runs_without_evaluation_are_compared_by_their_training_returns(is_mixed
     stdout = compared("a", "b")
     which = " of dqn" if is_mixed else ""
     assert notes(stdout) == [
-        f"CartPole-v1: no greedy evaluation{which}, so all scores are training returns over the last tenth"
+        f"CartPole-v1: no evaluation{which}, so all scores are training returns over the last tenth"
     ]
     assert "CartPole-v1: final episode return, last tenth of training\n" in stdout
     assert float(values()["CartPole-v1", "ppo", "", "mean"]["value"]) == pytest.approx(np.mean(A) - 1, rel=1e-5)
     assert "(training)" in figures[0].axes[0].get_ylabel()
     assert "(training)" in Path("compare.md").read_text() or notes(stdout)[0] in Path("compare.md").read_text()
+
+
+@pytest.mark.parametrize(("sampled", "name"), [((), "greedy "), (("a",), ""), (("a", "b"), "sampled ")])
+def test_evaluations_of_sampled_actions_are_called_so_and_not_silently_mixed(sampled, name, folder, figures):
+    for path, scores, algorithm in (("a", A, "ppo"), ("b", B, "dqn")):
+        write_run(path, scores, algorithm, eval_sampled=path in sampled)
+    stdout = compared("a", "b")
+    assert f"CartPole-v1: final episode return, last {name}evaluation\n" in stdout
+    assert f"({name}evaluation)" in figures[0].axes[0].get_ylabel()
+    mixed = "CartPole-v1: evaluations of ppo sampled their actions, the others were greedy"
+    assert notes(stdout) == ([mixed] if len(sampled) == 1 else [])
 
 
 def test_an_environment_with_evaluation_keeps_it_beside_one_without(folder, figures):
@@ -547,7 +559,7 @@ def test_a_run_that_was_evaluated_only_before_training_is_scored_by_its_training
     without_evaluations("b/metrics.npz", slice(0, 1))
     stdout = compared("a", "b")
     assert notes(stdout) == [
-        "CartPole-v1: no greedy evaluation of dqn, so all scores are training returns over the last tenth"
+        "CartPole-v1: no evaluation of dqn, so all scores are training returns over the last tenth"
     ]
     assert float(values()["CartPole-v1", "dqn", "", "mean"]["value"]) == pytest.approx(np.mean(B) - 1, rel=1e-5)
 

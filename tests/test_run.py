@@ -25,7 +25,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnax.environments import spaces
 from gymnax.environments.classic_control.cartpole import CartPole
+from gymnax.environments.environment import Environment, EnvParams, EnvState
 from helpers import (
     ENVS,
     ITERATIONS,
@@ -876,13 +878,14 @@ CHANGED = {
     "learning_rate": 0.125,
     "total_timesteps": 1,
     "matmul_precision": "tf32",
+    "eval_sampled": True,
 }
 
 
 @pytest.mark.parametrize("field", CHANGED)
 @one
 def test_resuming_with_other_settings(script, field, finished):
-    options = {"num_seeds": 2, "seed": 0, "matmul_precision": "float32"}
+    options = {"num_seeds": 2, "seed": 0, "matmul_precision": "float32", "eval_sampled": False}
     settings, new = vars(small_config(script)) | options, CHANGED[field]
     if field == "learning_rate":  # SAC and TD3 have two
         field = next(name for name in settings if name.endswith("learning_rate"))
@@ -1141,6 +1144,49 @@ def test_evaluation_happens_when_it_is_asked_for_and_changes_nothing(eval_every,
     )
     score = summary_of(often)["eval_episode_return"]["per_seed"]
     np.testing.assert_array_equal(metrics["eval_episode_return"][:, -1], score)
+
+
+def test_an_evaluation_with_sampled_actions_says_so_and_changes_nothing_else(undisturbed_ppo):
+    result = call("ppo", *small_run("ppo", name="sampled", eval_sampled=True))
+    assert_finished(result)
+    assert "\nsampled evaluation of 2 seeds, 2 whole episodes each:\n" in result.stdout
+    assert "greedy" not in result.stdout
+    directory = directory_of("ppo", "sampled")
+    assert json.loads((directory / "config.json").read_text())["options"]["eval_sampled"]
+    assert summary_of(directory)["eval_sampled"]
+    metrics = [saved_metrics(x) for x in (undisturbed_ppo, directory)]
+    assert set(differences(*metrics)) == {"eval_episode_return", "eval_episode_length"}
+
+
+class Switched(Environment):
+    """Example 13.1 of Sutton & Barto (2018): one of four places, which look alike, turns the actions round."""
+
+    default_params = EnvParams(max_steps_in_episode=100)
+
+    def reset_env(self, key, params):
+        return jnp.ones(1), EnvState(time=jnp.int32(0))  # here the time is the place
+
+    def step_env(self, key, state, action, params):
+        right = (action == 1) ^ (state.time == 1)
+        place = jnp.maximum(state.time + jnp.where(right, 1, -1), 0)
+        return jnp.ones(1), EnvState(time=place), jnp.float32(-1), place == 3, {}
+
+    def action_space(self, params=None):
+        return spaces.Discrete(2)
+
+    def observation_space(self, params=None):
+        return spaces.Box(0.0, 1.0, (1,))
+
+
+@pytest.mark.parametrize("eval_sampled", [False, True])
+def test_a_policy_that_needs_its_randomness_is_told(eval_sampled):
+    if "Probe-Switched" not in gymnax.registered_envs:
+        gymnax.register("Probe-Switched", Switched)
+    result = call("ppo", *small_run("ppo", env="Probe-Switched", eval_sampled=eval_sampled, eval_every="64"))
+    assert_finished(result)
+    said = "greedy actions score -100.0, far below the training return of -1"
+    assert (said in result.stdout) == (not eval_sampled)
+    assert ("train with --eval-sampled" in result.stdout) == (not eval_sampled)
 
 
 @pytest.fixture

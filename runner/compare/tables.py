@@ -42,7 +42,8 @@ class Table(NamedTuple):
 def score_table(env: str, lines: list[Line], bar: float | None) -> Table:
     """Final scores of the methods of an environment, the best IQM first."""
     is_evaluated = lines[0].is_evaluated
-    kind, what = ("evaluation", "last greedy evaluation") if is_evaluated else ("training", "last tenth of training")
+    what = f"last {evaluation_of(lines)}" if is_evaluated else "last tenth of training"
+    kind = "evaluation" if is_evaluated else "training"
     columns = ["method", "seeds", "env steps", "mean", "IQM", "95 % CI of the IQM"]
     columns += [] if bar is None else [f"share >= {bar:g}"]
     largest = np.nanmax([1.0, *(np.abs(line.scores).max() for line in lines)])
@@ -60,6 +61,12 @@ def score_table(env: str, lines: list[Line], bar: float | None) -> Table:
         rows.append(row)
         values += [Value(env, line.label, "", kind, seeds, line.num_steps, *numbers) for numbers in found]
     return Table(f"{env}: final episode return, {what}", columns, rows, values)
+
+
+def evaluation_of(lines: list[Line]) -> str:
+    """`greedy evaluation`, `sampled evaluation`, or `evaluation` if there are both."""
+    kinds = {"sampled evaluation" if line.is_sampled else "greedy evaluation" for line in lines}
+    return kinds.pop() if len(kinds) == 1 else "evaluation"
 
 
 def pair_table(environments: dict[str, list[Line]], shown: list[str]) -> Table | None:

@@ -13,7 +13,7 @@ from common.buffer import cut_newest
 from common.environment import make_env
 from runner.experiment import Experiment, Part
 from runner.machine.devices import compile_init, compile_quickly, compile_segment, is_finite, make_placement, to_host
-from runner.machine.evaluation import episode_limit, evaluate, greedy_policy
+from runner.machine.evaluation import episode_limit, evaluate, greedy_policy, sampled_policy
 from runner.machine.memory import format_bytes, program_bytes, share_of_memory
 
 MAX_SEGMENT = 256  # iterations in one segment
@@ -108,8 +108,12 @@ class Programs:
                 # Training folds nothing into a lane's key, so evaluation never uses a key of training.
                 for number in (np.uint32(2**32 - 1), iteration, batch):
                     key = jax.random.fold_in(key, number)
-                act, memory = greedy_policy(self.experiment.make_lane(settings), state, num_episodes)
-                env = make_env(self.experiment.config.env)
+                algorithm, env = self.experiment.make_lane(settings), make_env(self.experiment.config.env)
+                if self.experiment.options.eval_sampled:
+                    key, action_key = jax.random.split(key)
+                    act, memory = sampled_policy(algorithm, state, num_episodes, action_key)
+                else:
+                    act, memory = greedy_policy(algorithm, state, num_episodes)
                 limit = episode_limit(env, self.experiment.options.eval_max_steps)
                 return evaluate(env, act, memory, key, num_episodes, limit)
 
@@ -122,7 +126,7 @@ class Programs:
             num_episodes = max(1, int(num_episodes / share))
 
     def evaluate(self, part: Part, state: Any, iteration: int) -> dict[str, np.ndarray]:
-        """Mean greedy return and length over `eval_episodes` whole episodes, and the number of those that were cut.
+        """Mean return and length over `eval_episodes` whole episodes, and the number of those that were cut.
 
         After each iteration a lane plays other episodes, which do not depend on when it was evaluated before.
 

@@ -136,7 +136,7 @@ class ProgressDisplay:
         speed = (steps - self.start_steps) * self.part.num_lanes / max(elapsed, 1e-9)
         text = f"{speed:,.0f} steps/s  return {latest_return(progress.metrics):.1f}"
         if progress.evaluations and steps < self.total_steps:  # at the end it would not be the one of the report
-            text += f"  greedy {iqm(progress.evaluations['eval_episode_return'][:, -1]):.1f}"
+            text += f"  {self.experiment.policy} {iqm(progress.evaluations['eval_episode_return'][:, -1]):.1f}"
         self._warn(steps, finite_records(records, self.experiment.scalars).all(axis=1))
         if self.diverged.any():
             text += f"  {self.diverged.sum():,} of {len(self.diverged):,} lanes diverged"

@@ -94,7 +94,7 @@ class Curve:
 
 
 def evaluation_curve(env_steps: np.ndarray, returns: np.ndarray) -> Curve:
-    """The curve of greedy evaluations; env_steps [num_evaluations], returns [num_seeds, num_evaluations]."""
+    """The curve of evaluations; env_steps [num_evaluations], returns [num_seeds, num_evaluations]."""
     return Curve(env_steps, returns, returns.mean(axis=0), iqm(returns), *confidence_interval(returns))
 
 
