@@ -49,6 +49,7 @@ from runner.tell.statistics import (  # noqa: E402
     bootstrap_interval,
     confidence_interval,
     iqm,
+    mean_share,
     probability_of_improvement,
     summarize,
 )
@@ -476,8 +477,8 @@ AGGREGATE = """\
 The return is normalised, 0 for random actions (the mean of 1,000 episodes) and 1 for the best published number of the
 tables above and of GPU.md, whatever its env steps and protocol; rows with the preset `small`, of a tenth of the
 published env steps, are left out. The IQM is over the seeds of all environments of a
-script. The last columns are the probability that a random seed of ours scores higher than the published number (ties:
-half), the mean over environments. Both have 95 % bootstrap intervals stratified by environment.
+script, which weigh the same. The last columns are the probability that a random seed of ours scores higher than the
+published number (ties: half), the mean over environments. Both have 95 % bootstrap intervals stratified by environment.
 
 | script | environments | IQM | 95 % interval | P(ours > published) | 95 % interval |
 |---|---|---|---|---|---|"""
@@ -624,17 +625,13 @@ def normalized_returns(raws: dict[Pair, dict[str, Any]]) -> dict[str, list[np.nd
 def beats(scores: list[np.ndarray]) -> tuple[float, float, float]:
     """Probability that a random seed scores above 1, the mean over environments, and its 95 % interval; [num_seeds]
     for each environment."""
-
-    def share(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
-        return np.mean([x.mean(axis) for x in samples], axis=0)
-
     wins = [np.where(np.isclose(x, 1.0), 0.5, x > 1.0) for x in scores]
-    low, high = bootstrap_interval(wins, share)
-    return float(share(*wins)), float(low), float(high)
+    low, high = bootstrap_interval(wins, mean_share)
+    return float(mean_share(*wins)), float(low), float(high)
 
 
 def plot_aggregate(path: Path, samples: dict[str, list[np.ndarray]]) -> None:
-    """IQM over the seeds of all environments with a published number, and its 95 % interval, against env steps."""
+    """IQM over the environments with a published number, and its 95 % interval, against env steps."""
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for script, arrays in samples.items():

@@ -37,6 +37,11 @@ class Experiment:
         return Path(self.script).stem
 
     @property
+    def policy(self) -> str:
+        """How evaluations choose actions."""
+        return "sampled" if self.options.eval_sampled else "greedy"
+
+    @property
     def num_settings(self) -> int:
         """Number of settings; 1 without a sweep."""
         return len(next(iter(self.settings.values()), [None]))
@@ -103,11 +108,11 @@ class Experiment:
         return self.make(dataclasses.replace(self.config, **settings))
 
     @cached_property
-    def episode_metrics(self) -> set[str]:
-        """Names of the metrics that are means over episodes: NaN in an iteration in which none ended."""
+    def scalars(self) -> set[str]:
+        """Names of the metrics that are scalars of the environment, which may be NaN at any time."""
         from common.environment import make_env  # imports flax, for which a comparison of runs need not wait
 
-        return {"episode_return", "episode_length", *make_env(self.config.env).scalars}
+        return set(make_env(self.config.env).scalars)
 
     def env_steps(self, num_iterations: int) -> np.ndarray:
         """Env steps of one lane at the end of each of the first iterations, int64 [num_iterations]."""

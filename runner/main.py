@@ -22,6 +22,7 @@ from runner.machine import hosts
 from runner.machine.devices import strong
 from runner.machine.imports import import_gymnax, keep_programs
 from runner.machine.memory import check_memory
+from runner.machine.programs import check_scalars
 from runner.machine.stop import StopSignal
 from runner.tell.progress import lasting_output
 from runner.tell.timing import Timing
@@ -53,8 +54,8 @@ def run(script: str, config_class: type, make: Callable) -> None:
             refuse(error)
         except OSError as error:
             fail(f"cannot save: {error}; {describe_saved(prepared.directory)}")
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+        except (jax.errors.JaxRuntimeError, MemoryError) as error:
+            if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             fail("out of memory; lower --lanes-per-batch, or if it is 1 --num-envs (or --buffer-size)", 1)
         finally:
@@ -93,6 +94,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
             make(dataclasses.replace(config, **swept | {name: number}))
     abstract_state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
     check_memory(config, options, num_lanes, abstract_state)
+    check_scalars(config.env, algorithm)
     check_wandb(options)
     if not record:
         check_distinct(axes)

@@ -23,7 +23,6 @@ from runner.experiment import (
 from runner.folder import checkpoint, files
 from runner.folder.claim import discard
 from runner.folder.record import write_record
-from runner.machine.devices import to_host
 from runner.machine.evaluation import evaluated_iterations
 from runner.machine.memory import divide_lanes, num_bytes
 from runner.machine.programs import Programs
@@ -102,7 +101,7 @@ class Run:
             write_record(self.directory, self.experiment, self.parts, self.wandb_id)
             return Progress(0, self.programs.init.result()(settings, keys), {}, {})
         spread = lambda x: jax.ShapeDtypeStruct((part.num_lanes, *x.shape), x.dtype)  # noqa: E731
-        state = checkpoint.restore(path, jax.tree.map(spread, self.abstract_state))
+        state = checkpoint.restore(path, jax.tree.map(spread, self.abstract_state), self.programs.state)
         steps, lanes = self.experiment.env_steps(iteration), self.experiment.lanes_of(part)
         metrics, evaluations = files.read_metrics(path.parent, steps, lanes)
         if getattr(self.abstract_state, "buffer", None) is not None and state.buffer is None:
@@ -110,7 +109,7 @@ class Run:
             state = state.replace(buffer=self.programs.refill(part))
         write_record(self.directory, self.experiment, self.parts, self.wandb_id)
         print(f"resumed {path.parent} at {steps[-1]:,} env steps", flush=True)
-        return Progress(iteration, self.programs.placement.place(state), metrics, evaluations)
+        return Progress(iteration, state, metrics, evaluations)
 
     def train(self, part: Part, progress: Progress) -> Progress:
         """Run segments until the end or a signal, evaluate before and between them, and save."""
@@ -151,7 +150,7 @@ class Run:
         if not self.experiment.options.checkpoint_buffer and hasattr(state, "buffer"):
             state = state.replace(buffer=None)
         with self.timing.measure("saving"):
-            checkpoint.save(path, progress.iteration, to_host(state, part.num_lanes))
+            checkpoint.save(path, progress.iteration, state, part.num_lanes)
 
     def write_metrics(self, part: Part, progress: Progress) -> None:
         """Write metrics.npz of a part."""

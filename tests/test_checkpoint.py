@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from flax import struct
+from helpers import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runner.folder import tensors
 from runner.folder.checkpoint import read_iteration, restore, restore_policy, save
 from runner.folder.load import import_script
+from runner.machine.devices import make_placement
 
 NUM_LANES = 3
 
@@ -128,12 +131,6 @@ def test_the_checkpoint_can_be_read_by_whom_the_folder_lets(saved, tmp_path):
     assert saved.stat().st_mode == (tmp_path / "file").stat().st_mode
 
 
-def test_what_a_killed_process_has_left_is_removed(state, tmp_path):
-    (tmp_path / ".tmpa1B2c3").write_text("half of a checkpoint")
-    save(tmp_path / "checkpoint.safetensors", 7, state)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.safetensors"]
-
-
 def test_the_file_can_be_read_by_anyone(state, saved):
     arrays = safetensors.numpy.load_file(saved)
     np.testing.assert_array_equal(arrays["params.w"], state.params["w"])
@@ -205,6 +202,65 @@ def test_a_checkpoint_made_on_more_devices_is_restored_on_fewer(state, tmp_path)
     printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
     assert int(printed) == num_devices
     assert is_equal(restore(path, abstract(state)), state)
+
+
+@pytest.mark.parametrize("block", [1, 2**20])
+@pytest.mark.parametrize("devices", [(1,), (2,), (2, 2, 2)], ids=["one", "padded", "environments divided"])
+def test_a_state_goes_from_its_devices_to_the_file_and_back(state, saved, block, devices, tmp_path, monkeypatch):
+    """In blocks of one lane and as a whole; as `Placement.place` puts it there."""
+    if devices[0] > jax.local_device_count():
+        pytest.skip("one device")
+    monkeypatch.setattr(tensors, "BLOCK", block)
+    placement, path = make_placement(NUM_LANES, *devices), tmp_path / "checkpoint.safetensors"
+    placed = restore(saved, abstract(state), placement.abstract(abstract_lane(state)))
+    expected = placement.place(state)
+    assert is_equal(placed, expected)
+    for x, y in zip(jax.tree.leaves(placed), jax.tree.leaves(expected), strict=True):
+        assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
+    save(path, 7, placed, NUM_LANES)
+    assert path.read_bytes() == saved.read_bytes()
+
+
+MEMORY = """
+import sys, threading, time
+from pathlib import Path
+import jax, jax.numpy as jnp, numpy as np
+from runner.folder.checkpoint import restore, save
+from runner.machine.devices import make_placement
+
+def anonymous():
+    return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))
+
+def most(function):
+    ended, found, before = threading.Event(), [], anonymous()
+    watch = threading.Thread(target=lambda: [found.append(anonymous()) for _ in iter(lambda: ended.wait(1e-3), True)])
+    watch.start()
+    result = function()
+    ended.set()
+    watch.join()
+    print(max(found) - before)
+    return result
+
+path, placement = Path(sys.argv[1]), make_placement(20, 2)
+placed = placement.abstract({"buffer": jax.ShapeDtypeStruct((10, 2**18), "float32")})
+make = jax.jit(lambda: {"buffer": jnp.ones(placed["buffer"].shape)}, out_shardings=placement.shardings(placed))
+state = jax.block_until_ready(make())
+most(lambda: save(path, 7, state, 20))
+del state
+spread = {"buffer": jax.ShapeDtypeStruct((20, 10, 2**18), "float32")}
+most(lambda: jax.block_until_ready(restore(path, spread, placed)))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
+def test_saving_copies_nothing_and_restoring_copies_once(tmp_path):
+    """A State of 200 MiB in one array on two devices; its file is mapped, which takes no memory of its own."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", MEMORY, str(tmp_path / "checkpoint.safetensors")]
+    printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    saving, restoring = map(float, printed.split())
+    assert saving < 50
+    assert 150 < restoring < 300
 
 
 # -- Something else than what is expected ------------------------------------------------------------------------------

@@ -111,10 +111,10 @@ def test_how_often_an_interval_leaves_out_that_equal_methods_are_equal(num_seeds
     x=hnp.arrays(np.float64, (3, 5), elements=st.floats(-1, 2)), y=hnp.arrays(np.float64, 7, elements=st.floats(-1, 2))
 )
 @settings(max_examples=30)
-def test_aggregates_are_over_the_seeds_of_all_environments(x, y):
+def test_aggregates_are_over_the_seeds_of_all_environments_which_weigh_the_same(x, y):
     samples = [*x, y]
     score, low, high = aggregate_iqm(samples)
-    pooled = np.concatenate(samples)
+    pooled = alike(samples)
     assert score == pytest.approx(stats.trim_mean(pooled, 0.25), abs=1e-12)
     assert pooled.min() - 1e-9 <= low <= high <= pooled.max() + 1e-9
     taus = np.array([-1.5, 0.0, 0.5, 2.0])
@@ -122,6 +122,25 @@ def test_aggregates_are_over_the_seeds_of_all_environments(x, y):
     np.testing.assert_allclose(share, [np.mean(pooled > tau) for tau in taus])
     assert share[0] == low[0] == high[0] == 1
     assert share[3] == low[3] == high[3] == 0
+
+
+def alike(samples):
+    """All scores, those of each environment as often as it takes for all environments to have equally many."""
+    return np.concatenate([np.repeat(x, np.lcm.reduce(list(map(len, samples))) // len(x)) for x in samples])
+
+
+def test_aggregates_do_not_contradict_the_probability_of_improvement():
+    """A wins with 20 seeds where it is a little better, and loses with 4 where it is much worse."""
+    a, b = [np.full(20, 0.9), np.full(4, 0.1)], [np.full(20, 0.8), np.full(4, 0.7)]
+    assert (aggregate_iqm(a)[0], aggregate_iqm(b)[0]) == pytest.approx((0.5, 0.75))
+    assert performance_profile(a, np.array([0.5]))[0] == pytest.approx(0.5)
+    assert probability_of_improvement(list(zip(a, b, strict=True)))[0] == 0.5
+
+
+def test_the_aggregate_leaves_out_infinite_scores_and_has_none_with_nan():
+    x = np.array([-np.inf, 1.0, 2.0, np.inf])
+    assert aggregate_iqm([x, np.ones(3)])[0] == pytest.approx(iqm(alike([x, np.ones(3)])))
+    assert np.isnan(aggregate_iqm([np.where(x == np.inf, np.nan, x), np.ones(3)])[0])
 
 
 def test_environments_are_resampled_apart():
@@ -133,7 +152,7 @@ def test_environments_are_resampled_apart():
 
 def test_a_single_seed_in_an_environment_gives_no_interval():
     score, low, high = aggregate_iqm([np.array([1.0]), np.array([1.0, 2.0])])
-    assert (score, np.isnan(low), np.isnan(high)) == (pytest.approx(4 / 3), True, True)
+    assert (score, np.isnan(low), np.isnan(high)) == (pytest.approx(1.0), True, True)
     share, low, high = performance_profile([np.array([1.0])], np.array([0.0, 1.0]))
     assert share.tolist() == [1, 0]
     assert np.isnan([low, high]).all()
@@ -196,6 +215,7 @@ def write_run(
     parts=None,
     sweep=None,
     num_seeds=None,
+    eval_sampled=False,
     **fields,
 ):
     """A folder as a run leaves it.
@@ -208,7 +228,7 @@ def write_run(
     record = {
         "script": f"/nowhere/{algorithm}.py",
         "config": {"env": env, "learning_rate": 0.001, **fields},
-        "options": {"num_seeds": num_seeds or len(final)},
+        "options": {"num_seeds": num_seeds or len(final)} | ({"eval_sampled": True} if eval_sampled else {}),
         "parts": parts or [[0, len(final)]],
         "wandb_id": "",
     }
@@ -372,7 +392,7 @@ def test_environments_make_panels_and_aggregates(folder, figures):
     stdout = compared(*runs, "--bounds", *bounds, "--bar", "CartPole-v1=475")
     table = values()
     for name in ("ppo", "dqn"):
-        pooled = [(x - ranges[env][0]) / np.ptp(ranges[env]) for env in envs for x in scores[name, env]]
+        pooled = alike([(np.array(scores[name, env]) - ranges[env][0]) / np.ptp(ranges[env]) for env in envs])
         found = table["all", name, "", "iqm"]
         assert float(found["value"]) == pytest.approx(stats.trim_mean(pooled, 0.25), rel=1e-5)
         assert float(found["ci_low"]) <= float(found["value"]) <= float(found["ci_high"])
@@ -388,7 +408,7 @@ def test_environments_make_panels_and_aggregates(folder, figures):
     assert [axes.get_title() for axes in figure.axes] == titles
     profile = {line.get_label(): line.get_xydata() for line in figure.axes[2].lines}
     assert profile.keys() == {"ppo", "dqn"}
-    pooled = np.array([(x - ranges[env][0]) / np.ptp(ranges[env]) for env in envs for x in scores["dqn", env]])
+    pooled = alike([(np.array(scores["dqn", env]) - ranges[env][0]) / np.ptp(ranges[env]) for env in envs])
     np.testing.assert_allclose(
         profile["dqn"][:, 1], [np.mean(pooled > tau + 1e-7) for tau in profile["dqn"][:, 0]], atol=0.1
     )
@@ -408,12 +428,23 @@ def test_runs_without_evaluation_are_compared_by_their_training_returns(is_mixed
     stdout = compared("a", "b")
     which = " of dqn" if is_mixed else ""
     assert notes(stdout) == [
-        f"CartPole-v1: no greedy evaluation{which}, so all scores are training returns over the last tenth"
+        f"CartPole-v1: no evaluation{which}, so all scores are training returns over the last tenth"
     ]
     assert "CartPole-v1: final episode return, last tenth of training\n" in stdout
     assert float(values()["CartPole-v1", "ppo", "", "mean"]["value"]) == pytest.approx(np.mean(A) - 1, rel=1e-5)
     assert "(training)" in figures[0].axes[0].get_ylabel()
     assert "(training)" in Path("compare.md").read_text() or notes(stdout)[0] in Path("compare.md").read_text()
+
+
+@pytest.mark.parametrize(("sampled", "name"), [((), "greedy "), (("a",), ""), (("a", "b"), "sampled ")])
+def test_evaluations_of_sampled_actions_are_called_so_and_not_silently_mixed(sampled, name, folder, figures):
+    for path, scores, algorithm in (("a", A, "ppo"), ("b", B, "dqn")):
+        write_run(path, scores, algorithm, eval_sampled=path in sampled)
+    stdout = compared("a", "b")
+    assert f"CartPole-v1: final episode return, last {name}evaluation\n" in stdout
+    assert f"({name}evaluation)" in figures[0].axes[0].get_ylabel()
+    mixed = "CartPole-v1: evaluations of ppo sampled their actions, the others were greedy"
+    assert notes(stdout) == ([mixed] if len(sampled) == 1 else [])
 
 
 def test_an_environment_with_evaluation_keeps_it_beside_one_without(folder, figures):
@@ -528,7 +559,7 @@ def test_a_run_that_was_evaluated_only_before_training_is_scored_by_its_training
     without_evaluations("b/metrics.npz", slice(0, 1))
     stdout = compared("a", "b")
     assert notes(stdout) == [
-        "CartPole-v1: no greedy evaluation of dqn, so all scores are training returns over the last tenth"
+        "CartPole-v1: no evaluation of dqn, so all scores are training returns over the last tenth"
     ]
     assert float(values()["CartPole-v1", "dqn", "", "mean"]["value"]) == pytest.approx(np.mean(B) - 1, rel=1e-5)
 

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import itertools
 
 import gymnax
 import jax
@@ -13,7 +14,7 @@ from gymnax.environments import environment, spaces
 from helpers import ENVS, small_config
 
 from common.environment import make_env
-from runner.machine.evaluation import STEPS_PER_CHECK, episode_limit, evaluate, greedy_policy
+from runner.machine.evaluation import STEPS_PER_CHECK, episode_limit, evaluate, greedy_policy, sampled_policy
 
 LIMIT = 5
 MAX_STEPS = 10_000  # of an evaluation, where the environment names no limit
@@ -288,7 +289,24 @@ def test_an_evaluation_samples_nothing(script):
     actions = [np.asarray(act(obs, memory)[0]) for _ in range(2)]
     assert (actions[0] == actions[0][0]).all()
     np.testing.assert_array_equal(*actions)
-    if script not in ("dqn", "td3"):  # their policies are deterministic
-        with jax.numpy_rank_promotion("allow"):  # distrax needs it
-            sampled = jax.tree.leaves(algorithm.act(state, obs, *jax.tree.leaves(memory), jax.random.key(1)))
-        assert len(np.unique(np.asarray(sampled[0]))) > 1
+
+
+@pytest.mark.parametrize("script", ENVS)
+def test_an_evaluation_of_sampled_actions_draws_each_anew(script):
+    """Those of `act` with a key: in each environment and each step others, of the same key the same."""
+    config = small_config(script)
+    algorithm = importlib.import_module(script).make(config)
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    obs, actions, ends = jnp.repeat(state.obs[:1], 256, axis=0), [], []
+    with jax.numpy_rank_promotion("allow"):  # distrax needs it
+        for seed in (1, 1, 2):
+            act, memory = sampled_policy(algorithm, state, 256, jax.random.key(seed))
+            for _ in range(2):
+                action, memory = act(obs, memory)
+                actions.append(np.asarray(action))
+            ends.append(jax.tree.leaves(memory[0]))
+    first, second, first_again, second_again, *_ = actions
+    assert len(np.unique(first)) > 1
+    np.testing.assert_array_equal((first, second), (first_again, second_again))
+    assert not any(np.array_equal(*pair) for pair in itertools.combinations([first, second, *actions[4:]], 2))
+    assert all(x.any() for x in ends[0]), "a memory goes on from step to step"

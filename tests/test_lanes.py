@@ -1,7 +1,9 @@
 """Lanes in batches, on several devices and in several processes: the same numbers as all of them at once."""
 
 import json
+import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -358,10 +360,44 @@ def compile_small(num_lanes):
         return runner.machine.memory.program_bytes(compile_segment(lambda _: algorithm, lanes, {}, state, capacity=40))
 
 
-def test_memory_that_runs_out_names_the_flag(monkeypatch):
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/job/step", "sys/fs/cgroup/job/step/memory.max": "max"}, None),
+        ({"proc/self/cgroup": "0::/job/step", "sys/fs/cgroup/job/step/memory.max": "4096000"}, 4096000),
+        ({"proc/self/cgroup": "0::/job/step", "sys/fs/cgroup/job/memory.max": "4096000"}, 4096000),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": "4096000"}, 4096000),
+        (
+            {
+                "proc/self/cgroup": "5:cpu:/\n4:memory:/docker/0a1b\n0::/",  # whose folder is the root in a container
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "4096000",
+                "sys/fs/cgroup/cpu/memory.limit_in_bytes": "1",
+            },
+            4096000,
+        ),
+    ],
+)
+def test_the_memory_of_a_container_is_its_limit(files, expected, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert runner.machine.memory.host_bytes(tmp_path) == (expected or machine)
+
+
+def test_the_memory_is_no_more_than_ulimit_allows(monkeypatch, tmp_path):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (5_000_000, resource.RLIM_INFINITY))
+    assert runner.machine.memory.host_bytes(tmp_path) == 5_000_000
+
+
+@pytest.mark.parametrize(
+    "error", [jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes."), MemoryError()]
+)
+def test_memory_that_runs_out_names_the_flag(error, monkeypatch):
     def compile_segment(*args):
         def segment(*inputs):
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.")
+            raise error
 
         segment.memory_analysis = compiled(*args).memory_analysis
         return segment

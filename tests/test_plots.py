@@ -25,10 +25,10 @@ def curve_of(num_seeds, num_points=20):
 def draw(monkeypatch):
     """`plot_curve`, but returns the axes and the legend once they are drawn."""
 
-    def draw(curves):
+    def draw(curves, policy="greedy"):
         figures = []
         monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
-        plot_curve(None, curves, "title")
+        plot_curve(None, curves, "title", policy)
         FigureCanvasAgg(figures[0]).draw()
         return figures[0].axes[0], figures[0].legends[0]
 
@@ -61,7 +61,11 @@ def test_a_single_seed_is_one_line(draw):
 
 @pytest.mark.parametrize("num_seeds", [1, 16])
 def test_the_evaluation_is_shown_instead_of_the_training_return(draw, num_seeds):
-    _, legend = draw({"training": curve_of(num_seeds), "evaluation": curve_of(num_seeds)})
+    curves = {"training": curve_of(num_seeds), "evaluation": curve_of(num_seeds)}
+    _, legend = draw(curves, "sampled")
+    assert texts(legend)[-2].startswith("sampled evaluation")
+    _, legend = draw(curves)
+    assert texts(legend)[-2].startswith("greedy evaluation")
     assert [text for text in texts(legend) if "evaluation" in text] == [texts(legend)[-2]]
     assert texts(legend)[-1] == "training return"
 

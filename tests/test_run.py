@@ -20,10 +20,14 @@ from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnax.environments import spaces
+from gymnax.environments.classic_control.cartpole import CartPole
+from gymnax.environments.environment import Environment, EnvParams, EnvState
 from helpers import (
     ENVS,
     ITERATIONS,
@@ -895,13 +899,14 @@ CHANGED = {
     "learning_rate": 0.125,
     "total_timesteps": 1,
     "matmul_precision": "tf32",
+    "eval_sampled": True,
 }
 
 
 @pytest.mark.parametrize("field", CHANGED)
 @one
 def test_resuming_with_other_settings(script, field, finished):
-    options = {"num_seeds": 2, "seed": 0, "matmul_precision": "float32"}
+    options = {"num_seeds": 2, "seed": 0, "matmul_precision": "float32", "eval_sampled": False}
     settings, new = vars(small_config(script)) | options, CHANGED[field]
     if field == "learning_rate":  # SAC and TD3 have two
         field = next(name for name in settings if name.endswith("learning_rate"))
@@ -1068,6 +1073,54 @@ def test_a_lane_that_diverges_leaves_the_others_as_they_were(script, monkeypatch
         assert (differences(a, b) == []) == is_equal, f"lane {lane}"
 
 
+# -- Scalars of an environment -----------------------------------------------------------------------------------------
+
+
+class Told(CartPole):
+    """CartPole that tells a scalar of this name: NaN, or infinite, where an episode ends on the left."""
+
+    def __init__(self, scalar, otherwise=jnp.nan):
+        super().__init__()
+        self.scalar, self.otherwise = scalar, otherwise
+
+    def step_env(self, key, state, action, params):
+        obs, state, reward, terminated, _ = super().step_env(key, state, action, params)
+        return obs, state, reward, terminated, {self.scalar: jnp.where(state.x > 0, state.time, self.otherwise)}
+
+
+@pytest.mark.parametrize("otherwise", [jnp.nan, jnp.inf])
+def test_a_scalar_of_the_environment_that_is_not_finite_is_no_divergence(otherwise, monkeypatch):
+    """What is logged and drawn skips it."""
+    import wandb
+
+    logged, env = [], f"Probe-Told-{otherwise}"
+    monkeypatch.setattr(wandb, "init", lambda **_: FakeRun(logged))
+    gymnax.register(env, lambda: Told("steps", otherwise))
+    arguments = small_run("ppo", env=env, name="told", wandb="offline", eval_episodes=0, num_seeds=3)
+    result = call("ppo", *arguments, "--sweep", "gamma=0.9,0.99")
+    assert_finished(result)
+    assert "diverged" not in result.stdout
+    directory = directory_of("ppo", "told", env)
+    summary = json.loads((directory / "summary.json").read_text())
+    assert [setting["diverged_seeds"] for setting in summary["settings"]] == [[], []]
+    assert (directory / "metrics.png").exists()
+    metrics = saved_metrics(directory)
+    steps = np.where(np.isfinite(metrics["steps"]), metrics["steps"], np.nan)
+    assert (np.isnan(steps) & (metrics["num_episodes"] > 0)).any()
+    assert all(values["is_healthy"] == 1 for values in logged)
+    known = [column[np.isfinite(column)] for setting in np.split(steps, 2) for column in setting.T]
+    means = [x.mean() for x in known if len(x)]  # the IQM of up to three seeds
+    assert sorted(values["steps"] for values in logged if "steps" in values) == pytest.approx(sorted(means))
+
+
+@pytest.mark.parametrize("name", ["entropy", "policy_loss", "seed", "eval_env_steps", "sweep_gamma", "file"])
+def test_a_scalar_with_the_name_of_another_metric_is_refused(name, folder):
+    env = f"Probe-Told-{name}"
+    gymnax.register(env, lambda: Told(name))
+    assert_refused(call("ppo", *small_run("ppo", env=env)), f"the scalar {name} in the info of {env} has the name of")
+    assert contents(folder) == {}
+
+
 # -- Evaluation --------------------------------------------------------------------------------------------------------
 
 
@@ -1112,6 +1165,49 @@ def test_evaluation_happens_when_it_is_asked_for_and_changes_nothing(eval_every,
     )
     score = summary_of(often)["eval_episode_return"]["per_seed"]
     np.testing.assert_array_equal(metrics["eval_episode_return"][:, -1], score)
+
+
+def test_an_evaluation_with_sampled_actions_says_so_and_changes_nothing_else(undisturbed_ppo):
+    result = call("ppo", *small_run("ppo", name="sampled", eval_sampled=True))
+    assert_finished(result)
+    assert "\nsampled evaluation of 2 seeds, 2 whole episodes each:\n" in result.stdout
+    assert "greedy" not in result.stdout
+    directory = directory_of("ppo", "sampled")
+    assert json.loads((directory / "config.json").read_text())["options"]["eval_sampled"]
+    assert summary_of(directory)["eval_sampled"]
+    metrics = [saved_metrics(x) for x in (undisturbed_ppo, directory)]
+    assert set(differences(*metrics)) == {"eval_episode_return", "eval_episode_length"}
+
+
+class Switched(Environment):
+    """Example 13.1 of Sutton & Barto (2018): one of four places, which look alike, turns the actions round."""
+
+    default_params = EnvParams(max_steps_in_episode=100)
+
+    def reset_env(self, key, params):
+        return jnp.ones(1), EnvState(time=jnp.int32(0))  # here the time is the place
+
+    def step_env(self, key, state, action, params):
+        right = (action == 1) ^ (state.time == 1)
+        place = jnp.maximum(state.time + jnp.where(right, 1, -1), 0)
+        return jnp.ones(1), EnvState(time=place), jnp.float32(-1), place == 3, {}
+
+    def action_space(self, params=None):
+        return spaces.Discrete(2)
+
+    def observation_space(self, params=None):
+        return spaces.Box(0.0, 1.0, (1,))
+
+
+@pytest.mark.parametrize("eval_sampled", [False, True])
+def test_a_policy_that_needs_its_randomness_is_told(eval_sampled):
+    if "Probe-Switched" not in gymnax.registered_envs:
+        gymnax.register("Probe-Switched", Switched)
+    result = call("ppo", *small_run("ppo", env="Probe-Switched", eval_sampled=eval_sampled, eval_every="64"))
+    assert_finished(result)
+    said = "greedy actions score -100.0, far below the training return of -1"
+    assert (said in result.stdout) == (not eval_sampled)
+    assert ("train with --eval-sampled" in result.stdout) == (not eval_sampled)
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from runner.tell.scores import final_return, find_greedy_gap, finite_records
 from runner.tell.statistics import (
     MANY_SEEDS,
     bootstrap_interval,
     confidence_interval,
-    final_return,
     iqm,
     learning_curve,
     rank,
@@ -281,6 +281,54 @@ def test_final_return_worked_by_hand():
     returns[2, -2:], counts[2, -2:] = np.nan, 0
     np.testing.assert_array_equal(final_return(returns, counts), [30, 7, np.nan])
     np.testing.assert_array_equal(final_return(returns[:, :1], counts[:, :1]), [100, 100, 100])
+
+
+def test_records_are_judged_by_the_algorithms_metrics_and_the_return():
+    """A lane for each case, two iterations, the second without an episode."""
+    good = {"num_episodes": [1, 0], "episode_return": [5, np.nan], "episode_length": [1, np.nan], "loss": [1, 2]}
+    cases = {
+        "healthy": ({}, [True, True]),
+        "loss": ({"loss": [1, np.nan]}, [True, False]),
+        "return": ({"episode_return": [np.inf, np.nan]}, [False, True]),
+        "scalar": ({"height": [np.nan, np.inf]}, [True, True]),
+    }
+    lanes = [good | {"height": [0, 0]} | changes for changes, _ in cases.values()]
+    metrics = {name: np.array([lane[name] for lane in lanes]) for name in lanes[0]}
+    np.testing.assert_array_equal(finite_records(metrics, {"height"}), [expected for _, expected in cases.values()])
+
+
+def gap(training, greedy, steps=range(0, 110, 10)):
+    """What `find_greedy_gap` finds where the training return, [n], and the evaluations, [num_seeds, n], are these."""
+    training, greedy = np.array(training, float), np.array(greedy, float)
+    curve = learning_curve(np.arange(len(training)), training[None], np.ones((1, len(training)), int))
+    return find_greedy_gap(curve, np.array(steps)[-greedy.shape[1] :], greedy)
+
+
+RISE = np.r_[np.linspace(-50, -12, 10), np.full(10, -12)]
+
+
+@pytest.mark.parametrize(
+    ("training", "greedy", "expected"),
+    [
+        (RISE, [[-100] * 11], (-100, -12)),
+        (RISE, [[-100]] * 4, (-100, -12)),
+        (RISE, [[-100]] * 3, None),  # too few
+        (RISE, [[-100] * 6 + [-12] * 5], None),  # late ones alone count
+        (RISE, [[-12] * 6 + [-100] * 5], (-100, -12)),
+        (RISE, [[-30] * 11], None),  # less than half of the way that training rose
+        (RISE, [[-100] * 8 + [-12] * 3], None),  # evaluations vary
+        (RISE, [[-12] * 11, *[[-100] * 11] * 2], None),  # a seed of three is well
+        (RISE, [[0] * 11], None),
+        (RISE, [[np.nan] * 11], None),
+        (np.full(20, -12), [[-13] * 11], None),  # near
+        (np.full(20, -12), [[-14] * 11], (-14, -12)),
+        (np.tile([-20, -10], 10), [[-18] * 11], None),  # as far as training varies
+        (np.full(20, np.nan), [[-100] * 11], None),
+        ([], [[-100] * 11], None),
+    ],
+)
+def test_greedy_returns_that_stay_far_below_the_training_return(training, greedy, expected):
+    assert gap(training, greedy) == (expected and pytest.approx(expected))
 
 
 def test_rank_by_iqm_then_mean_with_nan_last():

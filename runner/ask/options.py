@@ -26,6 +26,7 @@ class Options:
     # env steps per seed between evaluations, after one before training; 0: only at the end; auto: about 20
     # evaluations, fewer in a short run (docs/running.md has the rule)
     eval_every: str = "auto"
+    eval_sampled: bool = False  # evaluate with sampled actions, as act has them with a key, instead of greedy ones
     eval_max_steps: int = 10_000  # steps after which a greedy episode is cut, if the environment has no lower limit
     checkpoint_every: float = 60.0  # seconds between checkpoints; 0: after every iteration; the end is always saved
     checkpoint_buffer: bool = True  # save the replay buffer too; without it files are small but resuming is not exact
@@ -44,7 +45,8 @@ class Options:
 
 
 # Options that may not change when a run is resumed, and those that describe a process instead of the run.
-FIXED = ("num_seeds", "seed", "preset", "sweep", "sweep_samples", "lanes_per_batch", "matmul_precision", "out", "name")
+FIXED = ("num_seeds", "seed", "preset", "sweep", "sweep_samples", "eval_sampled", "lanes_per_batch", "matmul_precision")
+FIXED += ("out", "name")
 PROCESS = ("resume", "devices_per_lane", "coordinator", "num_processes", "process_id")
 # Values of matmul_precision, with JAX's names for them.
 PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}

@@ -13,7 +13,8 @@ from runner.ask.sweep import short_texts
 from runner.experiment import Part
 from runner.folder import files
 from runner.folder.record import read_record
-from runner.tell.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
+from runner.tell.scores import final_return
+from runner.tell.statistics import Curve, evaluation_curve, learning_curve, rank, summarize
 
 MAX_LINES = 6  # methods in the picture and in the table of pairs
 MAX_FIELDS = 2  # settings in a label; runs that differ in more are told apart by the names of their folders
@@ -31,9 +32,10 @@ class Line:
     fields: dict[str, Any]  # of the Config, with the setting of a sweep; in a labelled line its floats are texts
     swept: tuple[str, ...]  # names of the swept fields
     planned_seeds: int  # more than there are if the run was interrupted
+    is_sampled: bool  # its evaluations: they sampled their actions, else they were greedy
     metrics: dict[str, np.ndarray]  # STEPS [n], RETURNS [num_seeds, n]
     label: str = ""
-    is_evaluated: bool = True  # scored by its greedy evaluation, else by its training return
+    is_evaluated: bool = True  # scored by its evaluation, else by its training return
 
     @property
     def has_evaluation(self) -> bool:
@@ -78,21 +80,20 @@ def read_lines(directory: Path) -> list[Line]:
     lanes_of = defaultdict(dict)  # setting -> seed -> lane; a random sweep may draw the same setting twice
     for lane, seed in enumerate(arrays["seed"].tolist()):
         lanes_of[tuple(str(arrays[f"sweep_{name}"][lane]) for name in swept)].setdefault(seed, lane)
-    lines, planned = [], record.options.get("num_seeds", 0)
+    lines, planned, is_sampled = [], record.options.get("num_seeds", 0), record.options.get("eval_sampled", False)
     for values, lanes in lanes_of.items():
         fields = record.config | dict(zip(swept, map(float, values), strict=True))
         metrics = {name: arrays[name] for name in STEPS if name in arrays}
         metrics |= {name: arrays[name][list(lanes.values())] for name in RETURNS if name in arrays}
-        lines.append(Line(directory, record.algorithm, env, fields, swept, planned, metrics))
+        lines.append(Line(directory, record.algorithm, env, fields, swept, planned, is_sampled, metrics))
     return lines
 
 
 def _read_metrics(directory: Path, parts: list[Part]) -> dict[str, np.ndarray]:
-    """metrics.npz of a run. Of one in several parts that has not ended, the saved lanes at the env steps that all of
-    them have."""
+    """metrics.npz of a run; of one in parts that has not ended, the saved lanes at the env steps that all have."""
     whole = directory / files.METRICS
-    paths = [files.part_folder(directory, parts, part) / files.METRICS for part in parts]
-    paths = [path for path in paths if path.exists()]
+    folders = [files.part_folder(directory, parts, part) for part in parts]
+    paths = [path for folder in folders if (path := folder / files.METRICS).exists()]
     if whole.exists() or not paths:
         paths = [whole]
     saved = [_check(path, files.read_arrays(path)) for path in paths]
@@ -195,6 +196,5 @@ def best_labels(environments: dict[str, list[Line]]) -> list[str]:
         for place, index in enumerate(rank([line.summary for line in lines])):
             ranks[lines[index].label].append(place)
     best = sorted(ranks, key=lambda label: np.mean(ranks[label]))[:MAX_LINES]
-    return [
-        label for label in dict.fromkeys(x.label for lines in environments.values() for x in lines) if label in best
-    ]
+    labels = dict.fromkeys(line.label for lines in environments.values() for line in lines)
+    return [label for label in labels if label in best]

@@ -49,7 +49,10 @@ def _environment_notes(env: str, lines: list[Line]) -> list[str]:
     lacking = [line.label for line in lines if not line.has_evaluation]
     if lacking:
         which = f" of {_join(lacking)}" if len(lacking) < len(lines) else ""
-        notes.append(f"{env}: no greedy evaluation{which}, so all scores are training returns over the last tenth")
+        notes.append(f"{env}: no evaluation{which}, so all scores are training returns over the last tenth")
+    sampled = [line.label for line in lines if line.is_sampled]
+    if 0 < len(sampled) < len(lines) and not lacking:
+        notes.append(f"{env}: evaluations of {_join(sampled)} sampled their actions, the others were greedy")
     labels = defaultdict(list)  # of each note
     for line in lines:
         for text in _line_notes(line):

@@ -10,7 +10,7 @@ from matplotlib.ticker import EngFormatter
 
 from runner.compare.comparison import Line
 from runner.compare.labels import FONT_SIZE, spread, text_height, text_width, wrap
-from runner.compare.tables import ALL, Value
+from runner.compare.tables import ALL, Value, evaluation_of
 from runner.folder.files import replacing
 from runner.tell.plots import style
 from runner.tell.statistics import performance_profile
@@ -87,7 +87,7 @@ def _plot_curves(axes: Axes, env: str, lines: list[Line], texts: dict[str, str])
             is_shown = np.isfinite(curve.iqm)
             columns = (x[is_shown] for x in (curve.env_steps, curve.iqm, curve.ci_low, curve.ci_high))
             ends |= _plot_line(axes, list(texts).index(line.label), texts[line.label], *columns)
-    score = "greedy evaluation" if lines[0].is_evaluated else "training"
+    score = evaluation_of(lines) if lines[0].is_evaluated else "training"
     best = f", the best {len(ends)} of {len(lines)}" if len(ends) < len(lines) else ""
     axes.set_title(env + best, fontsize=FONT_SIZE + 1)
     axes.set_xlabel("environment steps per seed", fontsize=FONT_SIZE)

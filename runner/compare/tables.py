@@ -42,7 +42,8 @@ class Table(NamedTuple):
 def score_table(env: str, lines: list[Line], bar: float | None) -> Table:
     """Final scores of the methods of an environment, the best IQM first."""
     is_evaluated = lines[0].is_evaluated
-    kind, what = ("evaluation", "last greedy evaluation") if is_evaluated else ("training", "last tenth of training")
+    what = f"last {evaluation_of(lines)}" if is_evaluated else "last tenth of training"
+    kind = "evaluation" if is_evaluated else "training"
     columns = ["method", "seeds", "env steps", "mean", "IQM", "95 % CI of the IQM"]
     columns += [] if bar is None else [f"share >= {bar:g}"]
     largest = np.nanmax([1.0, *(np.abs(line.scores).max() for line in lines)])
@@ -60,6 +61,12 @@ def score_table(env: str, lines: list[Line], bar: float | None) -> Table:
         rows.append(row)
         values += [Value(env, line.label, "", kind, seeds, line.num_steps, *numbers) for numbers in found]
     return Table(f"{env}: final episode return, {what}", columns, rows, values)
+
+
+def evaluation_of(lines: list[Line]) -> str:
+    """`greedy evaluation`, `sampled evaluation`, or `evaluation` if there are both."""
+    kinds = {"sampled evaluation" if line.is_sampled else "greedy evaluation" for line in lines}
+    return kinds.pop() if len(kinds) == 1 else "evaluation"
 
 
 def pair_table(environments: dict[str, list[Line]], shown: list[str]) -> Table | None:
@@ -99,7 +106,7 @@ def normalized_scores(
 
 
 def aggregate_table(normalized: dict[str, list[np.ndarray]]) -> Table:
-    """The IQM over the normalised scores of all seeds in all environments, the best first."""
+    """The IQM over the normalised scores of all environments, which weigh the same, the best first."""
     rows, values = [], []
     aggregates = {label: aggregate_iqm(scores) for label, scores in normalized.items()}
     for label in sorted(aggregates, key=lambda label: np.nan_to_num(-aggregates[label][0], nan=np.inf)):
@@ -107,7 +114,7 @@ def aggregate_table(normalized: dict[str, list[np.ndarray]]) -> Table:
         count = sum(map(len, scores))
         rows.append([label, str(count), _number(score, 3), _interval(low, high, 3)])
         values.append(Value(ALL, label, "", "normalised", count, "", "iqm", score, low, high))
-    title = "normalised scores of all seeds in all environments"
+    title = "normalised scores of all seeds in all environments, which weigh the same"
     return Table(title, ["method", "scores", "IQM", "95 % CI of the IQM"], rows, values)
 
 

@@ -5,46 +5,44 @@ Arrays are named by their path in the State, such as `params.params.Dense_0.kern
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from runner.folder.files import replacing
+from runner.folder.tensors import pieces, place, read, write
 
 POLICY = ("params", "obs_statistics")  # the fields of a State that `act` and `value` read
 
 
-def save(path: Path, iteration: int, state: Any) -> None:
+def save(path: Path, iteration: int, state: Any, num_lanes: int | None = None) -> None:
     """Write a checkpoint; a kill at any moment leaves the previous one or this one complete.
 
     Args:
-        state: of numpy arrays [num_lanes, ...] and typed keys; its buffer may be None.
+        state: of arrays [num_padded, ...]; its buffer may be None. On a CPU it is not copied.
+        num_lanes: without the padding; None: there is none.
 
     Raises:
         OSError: the file cannot be written.
     """
     leaves = _named_leaves(state)
-    arrays = {name: np.ascontiguousarray(jax.random.key_data(x) if _is_key(x) else x) for name, x in leaves.items()}
+    data = {name: jax.random.key_data(x) if _is_key(x) else x for name, x in leaves.items()}
+    arrays = {name: pieces(x, len(x) if num_lanes is None else num_lanes) for name, x in data.items()}
     content = {"iteration": iteration, "keys": _key_types(leaves), "checksums": _checksums(arrays)}
     text = json.dumps(content)
-    for leftover in path.parent.glob(".tmp??????"):  # of safetensors, in a process that was killed
-        leftover.unlink()
     with replacing(path) as temporary:
-        temporary.touch()
-        mode = temporary.stat().st_mode
         try:
-            save_file(arrays, temporary, {"content": text, "checksum": str(zlib.crc32(text.encode()))})
-        except SafetensorError as error:  # also where the disk is full
-            raise OSError(f"{path}: {error}") from error
-        temporary.chmod(mode)  # safetensors lets nobody else read it
+            write(temporary, arrays, {"content": text, "checksum": str(zlib.crc32(text.encode()))})
+        except OSError as error:  # that of a full disk names no file
+            raise OSError(f"{path}: {error.strerror}") from error
 
 
 def read_iteration(path: Path) -> int | None:
@@ -55,14 +53,15 @@ def read_iteration(path: Path) -> int | None:
         return content["iteration"]
 
 
-def restore(path: Path, abstract_state: Any) -> Any:
+def restore(path: Path, abstract_state: Any, placed_state: Any = None) -> Any:
     """Read the State of all lanes.
 
     Args:
         abstract_state: the expected shapes and dtypes, [num_lanes, ...].
+        placed_state: those with padding and shardings, [num_padded, ...], to which it is read; None: to the host.
 
     Returns:
-        The State, of numpy arrays and typed keys. Its buffer is None if it was not saved.
+        The State, of numpy arrays and typed keys, or placed. Its buffer is None if it was not saved.
 
     Raises:
         ValueError: the checkpoint is damaged or holds something else; the message names it.
@@ -70,11 +69,15 @@ def restore(path: Path, abstract_state: Any) -> Any:
     with _opened(path) as (file, content):
         if hasattr(abstract_state, "buffer") and "buffer" not in content["checksums"]:
             abstract_state = abstract_state.replace(buffer=None)
-        saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
-        if not _fits(abstract_state, saved, content):
+        rows = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+        shapes = {name: jax.ShapeDtypeStruct(x.get_shape(), x[:0].dtype) for name, x in rows.items()}
+        if not _fits(abstract_state, shapes, content):
             raise ValueError("it does not hold the arrays of this State")
-        _check(saved, content, slice(None))
-    return _rebuild(abstract_state, saved)
+        _check({name: read(x) for name, x in rows.items()}, content, slice(None))
+        if placed_state is None:
+            return _rebuild(abstract_state, {name: x[:] for name, x in rows.items()})
+        targets = _named_leaves(placed_state)
+        return _rebuild(abstract_state, {name: place(x, _data_of(targets[name])) for name, x in rows.items()})
 
 
 def restore_policy(path: Path, abstract_state: Any, lane: int) -> Any:
@@ -101,30 +104,29 @@ def restore_policy(path: Path, abstract_state: Any, lane: int) -> Any:
                 other[field.name] = None
         if lacking := [name for name in POLICY if name in other]:
             raise ValueError(f"its {' and '.join(lacking)} are not those of this version of the script")
-        _check(saved, content, one)
+        _check({name: [x] for name, x in saved.items()}, content, one)
     if unread := sorted(other.keys() - {"buffer"}):
         print(f"note: {path} is of another version of the script; not read: {', '.join(unread)}", file=sys.stderr)
     state = _rebuild(abstract_state.replace(**other), saved)
     return jax.tree.map(lambda x: x[0], state)
 
 
-def _fits(tree: Any, saved: dict[str, np.ndarray], content: dict[str, Any]) -> bool:
-    """Whether the saved arrays are the leaves of this part of a State, in their shapes and types."""
+def _fits(tree: Any, saved: dict[str, Any], content: dict[str, Any]) -> bool:
+    """Whether saved arrays, or abstract ones, are the leaves of this part of a State, in their shapes and types."""
     leaves = _named_leaves(tree)
-    targets = {name: jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x for name, x in leaves.items()}
-    expected = {name: (x.shape, x.dtype) for name, x in targets.items()}
+    expected = {name: (x.shape, x.dtype) for name, x in jax.tree.map(_data_of, leaves).items()}
     keys = {name: kind for name, kind in content["keys"].items() if name in saved}
     return expected == {name: (x.shape, x.dtype) for name, x in saved.items()} and keys == _key_types(leaves)
 
 
-def _check(saved: dict[str, np.ndarray], content: dict[str, Any], lanes: slice) -> None:
-    """Raise ValueError unless the arrays of these lanes have the checksums that were saved with them."""
+def _check(saved: dict[str, Iterable[np.ndarray]], content: dict[str, Any], lanes: slice) -> None:
+    """Raise ValueError unless the arrays of these lanes, in pieces, have the checksums that were saved with them."""
     for group, checksums in _checksums(saved).items():
         if checksums != content["checksums"][group][lanes]:
             raise ValueError("its checksums do not match")
 
 
-def _rebuild(abstract_state: Any, saved: dict[str, np.ndarray]) -> Any:
+def _rebuild(abstract_state: Any, saved: dict[str, Any]) -> Any:
     """The State whose leaves have these names."""
 
     def rebuild(key_path, x):
@@ -148,13 +150,13 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
         raise ValueError(f"the checkpoint {path} is damaged or of another run: {reason}") from error
 
 
-def _checksums(arrays: dict[str, np.ndarray]) -> dict[str, list[int]]:
-    """CRC-32 of each lane, separately for the buffer, so that the rest can be read without it."""
+def _checksums(arrays: dict[str, Iterable[np.ndarray]]) -> dict[str, list[int]]:
+    """CRC-32 of each lane of arrays in pieces, separately for the buffer, so that the rest can be read without it."""
     checksums = {}
     for name in sorted(arrays):
-        x = arrays[name]
-        lanes = checksums.setdefault(_group(name), [0] * len(x))
-        checksums[_group(name)] = [zlib.crc32(x[i : i + 1], checksum) for i, checksum in enumerate(lanes)]
+        before = iter(checksums.get(_group(name), itertools.repeat(0)))
+        lanes = [zlib.crc32(x[i : i + 1], next(before)) for x in arrays[name] for i in range(len(x))]
+        checksums[_group(name)] = lanes
     return checksums
 
 
@@ -172,6 +174,11 @@ def _named_leaves(tree: Any) -> dict[str, Any]:
 
 def _is_key(x: Any) -> bool:
     return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _data_of(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """What the file has of an abstract array: of keys their numbers."""
+    return jax.eval_shape(jax.random.key_data, x).update(sharding=x.sharding) if _is_key(x) else x
 
 
 def _key_types(leaves: dict[str, Any]) -> dict[str, str]:

@@ -137,7 +137,8 @@ def read_config(record: Record, config_class: type, to_resume: bool = False) -> 
 def read_options(record: Record) -> Options:
     """The options of a record, with defaults as `read_config` has them. Raises ValueError if one has a wrong value."""
     defaults = {name: x for name, x in dataclasses.asdict(Options()).items() if name not in PROCESS}
-    fields = _known_fields(record, record.options, defaults)
+    given = {"eval_sampled": False} | record.options  # versions without this option were greedy
+    fields = _known_fields(record, given, defaults)
     for name, x in fields.items():
         kinds = (float, int) if isinstance(defaults[name], float) else (type(defaults[name]),)
         if type(x) not in kinds or (name == "sweep" and not all(isinstance(text, str) for text in x)):

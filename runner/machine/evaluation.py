@@ -1,4 +1,4 @@
-"""Greedy evaluation over whole episodes: when, and how."""
+"""Evaluation over whole episodes, of greedy or of sampled actions: when, and how."""
 
 from collections.abc import Callable
 from functools import partial
@@ -72,11 +72,24 @@ def episode_limit(env: Environment, most: int) -> int:
 def greedy_policy(algorithm: Any, state: Any, num_envs: int) -> tuple[Callable, Any]:
     """`act(obs, memory, **legal) -> action, memory` of one lane, and the memory where episodes begin; () without one.
 
-    `legal` is that of `legal_actions`.
+    `legal` is that of `legal_actions`; with `key` the actions are sampled.
     """
     if hasattr(algorithm, "initial_memory"):
         return partial(algorithm.act, state), algorithm.initial_memory(num_envs)
     return lambda obs, memory, **legal: (algorithm.act(state, obs, **legal), memory), ()
+
+
+def sampled_policy(algorithm: Any, state: Any, num_envs: int, key: jax.Array) -> tuple[Callable, Any]:
+    """`greedy_policy`, but with sampled actions: its memory also has the key from which the next ones are drawn."""
+    act, memory = greedy_policy(algorithm, state, num_envs)
+
+    def sample(obs, memory, **legal):
+        memory, key = memory
+        key, action_key = jax.random.split(key)
+        action, memory = act(obs, memory, key=action_key, **legal)
+        return action, (memory, key)
+
+    return sample, (memory, key)
 
 
 def legal_actions(env: Environment, env_state: Any) -> dict[str, jax.Array]:
@@ -91,7 +104,7 @@ def evaluate(
 
     Args:
         act: obs [num_episodes, *obs_shape] and memory -> action [num_episodes, ...] in the environment's units, memory;
-            see `greedy_policy`, also for masks.
+            see `greedy_policy` and `sampled_policy`, also for masks.
         memory: before the first observation, of any structure.
         limit: steps after which an episode is cut.
 

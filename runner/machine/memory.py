@@ -1,7 +1,10 @@
 """Memory: how much there is, what does not fit, how lanes are divided so that they fit, and what is printed of it."""
 
+import contextlib
 import os
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,13 +17,29 @@ from runner.machine import hosts
 RECORD_BYTES = 40  # per lane and iteration: about ten metrics
 
 
-def host_bytes() -> int:
-    """Memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def host_bytes(root: Path = Path("/")) -> int:
+    """Memory that this process may take: of the machine, of its container, of its address space (ulimit -v)."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    limits += [] if address_space == resource.RLIM_INFINITY else [address_space]
+    with contextlib.suppress(OSError):  # this system has no cgroups
+        limits += _container_limits(root)
+    return min(limits)
+
+
+def _container_limits(root: Path) -> Iterator[int]:
+    """The limits of the process's cgroup and of those that contain it, of version 2 or 1."""
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, group = line.split(":", maxsplit=2)
+        if controllers in ("", "memory"):
+            name = "memory.limit_in_bytes" if controllers else "memory.max"
+            folder = root / "sys/fs/cgroup" / controllers / group.lstrip("/")
+            texts = [path.read_text().strip() for x in (folder, *folder.parents) if (path := x / name).exists()]
+            yield from (int(text) for text in texts if text != "max")
 
 
 def available_bytes(num_devices: int) -> int:
-    """Memory of the first local devices together; on a CPU that of the machine."""
+    """Memory of the first local devices together; on a CPU that of the host."""
     devices = jax.local_devices()[:num_devices]
     if devices[0].platform == "cpu":
         return host_bytes()

@@ -13,10 +13,28 @@ from common.buffer import cut_newest
 from common.environment import make_env
 from runner.experiment import Experiment, Part
 from runner.machine.devices import compile_init, compile_quickly, compile_segment, is_finite, make_placement, to_host
-from runner.machine.evaluation import episode_limit, evaluate, greedy_policy
+from runner.machine.evaluation import episode_limit, evaluate, greedy_policy, sampled_policy
 from runner.machine.memory import format_bytes, program_bytes, share_of_memory
 
 MAX_SEGMENT = 256  # iterations in one segment
+# Arrays of metrics.npz and wandb's records that are no metrics of `step`, and two arguments of np.savez.
+RESERVED = ("env_steps", "seed", "is_healthy", "file", "allow_pickle")
+
+
+def check_scalars(env_name: str, algorithm: Any) -> None:
+    """Raise ValueError if a scalar of the environment has the name of another metric or array: one would be lost."""
+    env = make_env(env_name)
+    if not (scalars := env.scalars):
+        return
+    env.scalars = []
+    try:
+        state = jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0))
+        _, metrics = jax.eval_shape(algorithm.step, state, jax.ShapeDtypeStruct((), np.int32))
+    finally:
+        env.scalars = scalars
+    for name in scalars:
+        if name in (*metrics, *RESERVED) or name.startswith(("eval_", "sweep_")):
+            raise ValueError(f"the scalar {name} in the info of {env_name} has the name of another metric: rename it")
 
 
 class Programs:
@@ -48,10 +66,11 @@ class Programs:
         return self.threads.submit(compile_init, self.experiment.make_lane, self.placement, self.settings)
 
     def refill(self, part: Part) -> Any:
-        """A replay buffer of random transitions, from which no n-step window leads to later ones; on the host."""
+        """A replay buffer of random transitions, from which no n-step window leads to later ones."""
         buffer = self.init.result()(*self.inputs(part)).buffer
         cut = self.placement.each(partial(cut_newest, n=self.experiment.config.num_envs))
-        return to_host(jax.jit(cut, donate_argnums=0)(buffer), part.num_lanes)
+        shardings = jax.tree.map(lambda x: x.sharding, self.state.buffer)
+        return jax.jit(cut, donate_argnums=0, out_shardings=shardings)(buffer)
 
     @cached_property
     def segment(self) -> Callable:
@@ -89,8 +108,12 @@ class Programs:
                 # Training folds nothing into a lane's key, so evaluation never uses a key of training.
                 for number in (np.uint32(2**32 - 1), iteration, batch):
                     key = jax.random.fold_in(key, number)
-                act, memory = greedy_policy(self.experiment.make_lane(settings), state, num_episodes)
-                env = make_env(self.experiment.config.env)
+                algorithm, env = self.experiment.make_lane(settings), make_env(self.experiment.config.env)
+                if self.experiment.options.eval_sampled:
+                    key, action_key = jax.random.split(key)
+                    act, memory = sampled_policy(algorithm, state, num_episodes, action_key)
+                else:
+                    act, memory = greedy_policy(algorithm, state, num_episodes)
                 limit = episode_limit(env, self.experiment.options.eval_max_steps)
                 return evaluate(env, act, memory, key, num_episodes, limit)
 
@@ -103,7 +126,7 @@ class Programs:
             num_episodes = max(1, int(num_episodes / share))
 
     def evaluate(self, part: Part, state: Any, iteration: int) -> dict[str, np.ndarray]:
-        """Mean greedy return and length over `eval_episodes` whole episodes, and the number of those that were cut.
+        """Mean return and length over `eval_episodes` whole episodes, and the number of those that were cut.
 
         After each iteration a lane plays other episodes, which do not depend on when it was evaluated before.
 

@@ -14,7 +14,6 @@ from runner.tell.statistics import Curve
 MAX_LINES = 6  # curves of a sweep, those of the best settings
 MAX_SEEDS = 100  # thin lines
 QUARTILES = (0.25, 0.5, 0.75)
-KINDS = {"training": "training return", "evaluation": "greedy evaluation"}
 FIRST_METRICS = ("episode_return", "eval_episode_return", "episode_length")
 SCORE = "episode return, IQM over seeds"
 
@@ -30,12 +29,13 @@ def style(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def plot_curve(path: Path, curves: dict[str, Curve], title: str) -> None:
+def plot_curve(path: Path, curves: dict[str, Curve], title: str, policy: str = "greedy") -> None:
     """Write the IQM over seeds with its 95 % interval and a thin line for each of the first MAX_SEEDS seeds.
 
     Args:
         curves: `training` and, if there is one, `evaluation`, which is then shown instead; the IQM of the training
             return is a thin line beside it.
+        policy: how the evaluation chose actions.
 
     Raises OSError if `path` cannot be written.
     """
@@ -51,12 +51,12 @@ def plot_curve(path: Path, curves: dict[str, Curve], title: str) -> None:
         axes.fill_between(
             curve.env_steps, curve.ci_low, curve.ci_high, color="tab:blue", alpha=0.25, linewidth=0, label="95 % CI"
         )
-    kind = KINDS["evaluation" if "evaluation" in curves else "training"]
+    kind = f"{policy} evaluation" if "evaluation" in curves else "training return"
     label = f"{kind}, IQM of {num_seeds} seeds" if num_seeds > 1 else f"{kind}, one seed"
     axes.plot(curve.env_steps, curve.iqm, color="tab:blue", linewidth=2, label=label)
     if "evaluation" in curves:
         training = curves["training"]
-        axes.plot(training.env_steps, training.iqm, color="tab:orange", linewidth=1, label=KINDS["training"], zorder=1)
+        axes.plot(training.env_steps, training.iqm, color="tab:orange", linewidth=1, label="training return", zorder=1)
     axes.set(title=title, xlabel="environment steps per seed", ylabel="episode return")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small")
@@ -64,29 +64,30 @@ def plot_curve(path: Path, curves: dict[str, Curve], title: str) -> None:
     _save(figure, path)
 
 
-def plot_curves(path: Path, names: list[str], curves: dict[str, list[Curve]], ranking: list[int], title: str) -> None:
+def plot_curves(
+    path: Path, names: list[str], curves: dict[str, list[Curve]], ranking: list[int], title: str, policy: str = "greedy"
+) -> None:
     """Write the IQM over seeds of the best settings of a sweep, of the evaluation if there is one.
 
     Args:
         names: of the settings.
         curves: `training` and, if there is one, `evaluation`, one curve for each setting.
         ranking: the settings, best first.
+        policy: how the evaluation chose actions.
 
     Raises OSError if `path` cannot be written.
     """
     figure = Figure(figsize=(7, 5.4), layout="constrained")
     axes = figure.add_subplot()
-    kind = "evaluation" if "evaluation" in curves else "training"
-    curves, shown = curves[kind], ranking[:MAX_LINES]
+    kind = f"{policy} evaluation" if "evaluation" in curves else "training return"
+    curves, shown = curves.get("evaluation", curves["training"]), ranking[:MAX_LINES]
     for rank, index in enumerate(shown):
-        color = f"C{rank}"
-        axes.plot(curves[index].env_steps, curves[index].iqm, color=color, label=names[index])
-        axes.fill_between(
-            curves[index].env_steps, curves[index].ci_low, curves[index].ci_high, color=color, alpha=0.15, linewidth=0
-        )
+        x, color = curves[index], f"C{rank}"
+        axes.plot(x.env_steps, x.iqm, color=color, label=names[index])
+        axes.fill_between(x.env_steps, x.ci_low, x.ci_high, color=color, alpha=0.15, linewidth=0)
     if len(shown) < len(ranking):
         title = f"{title}, the best {len(shown)} of {len(ranking)} settings"
-    axes.set(title=title, xlabel="environment steps per seed", ylabel=f"episode return ({KINDS[kind]}), IQM over seeds")
+    axes.set(title=title, xlabel="environment steps per seed", ylabel=f"episode return ({kind}), IQM over seeds")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.legend(loc="outside lower center", frameon=False, fontsize="small")
     style(axes)

@@ -14,7 +14,8 @@ from runner.ask.cli import find_preset
 from runner.experiment import Experiment, Part, Progress
 from runner.machine.evaluation import MAX_EVALUATIONS, auto_evaluations, evaluation_bounds
 from runner.machine.memory import describe_state
-from runner.tell.statistics import finite_records, iqm
+from runner.tell.scores import finite_records
+from runner.tell.statistics import iqm
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -135,8 +136,8 @@ class ProgressDisplay:
         speed = (steps - self.start_steps) * self.part.num_lanes / max(elapsed, 1e-9)
         text = f"{speed:,.0f} steps/s  return {latest_return(progress.metrics):.1f}"
         if progress.evaluations and steps < self.total_steps:  # at the end it would not be the one of the report
-            text += f"  greedy {iqm(progress.evaluations['eval_episode_return'][:, -1]):.1f}"
-        self._warn(steps, finite_records(records, self.experiment.episode_metrics).all(axis=1))
+            text += f"  {self.experiment.policy} {iqm(progress.evaluations['eval_episode_return'][:, -1]):.1f}"
+        self._warn(steps, finite_records(records, self.experiment.scalars).all(axis=1))
         if self.diverged.any():
             text += f"  {self.diverged.sum():,} of {len(self.diverged):,} lanes diverged"
         if self.bar:

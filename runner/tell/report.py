@@ -53,9 +53,10 @@ def write_plots(experiment: Experiment, directory: Path, result: Result, scores:
         is_grid = experiment.options.sweep_samples == 0
         ok = attempt(plot_sweep, directory / files.SWEEP_PLOT, experiment.settings, scores.settings, is_grid, title)
         names = [experiment.name_setting(i) for i in range(experiment.num_settings)]
-        ok &= attempt(plot_curves, directory / files.CURVE_PLOT, names, curves, ranking, title)
+        ok &= attempt(plot_curves, directory / files.CURVE_PLOT, names, curves, ranking, title, experiment.policy)
     else:
-        ok = attempt(plot_curve, directory / files.CURVE_PLOT, {kind: x[0] for kind, x in curves.items()}, title)
+        curve = {kind: x[0] for kind, x in curves.items()}
+        ok = attempt(plot_curve, directory / files.CURVE_PLOT, curve, title, experiment.policy)
     env_steps = experiment.env_steps(result.metrics["episode_return"].shape[1])
     shown = {name: (env_steps, x) for name, x in result.metrics.items()}
     if "evaluation" in curves:
@@ -99,20 +100,24 @@ def print_scores(experiment: Experiment, directory: Path, scores: Scores) -> Non
         print(f"train the best setting again: {summary['rerun']}")
     elif "eval_episode_return" in summary:
         seeds = count(options.num_seeds, "seed")
-        print(f"\ngreedy evaluation of {seeds}, {count(options.eval_episodes, 'whole episode')} each:")
+        print(f"\n{experiment.policy} evaluation of {seeds}, {count(options.eval_episodes, 'whole episode')} each:")
         print(f"{'mean':>10} {'IQM':>10} {'95 % CI of the IQM':>23} {'min':>10} {'max':>10}")
         print(row(summary["eval_episode_return"], ["mean", "iqm", "min", "max"]))
     if num_cut := summary["eval_cut_episodes"]:
         total = experiment.num_lanes * options.eval_episodes
         steps = episode_limit(make_env(experiment.config.env), options.eval_max_steps)
         print(f"{num_cut:,} of {total:,} evaluation episodes had not ended after {steps:,} steps and were cut")
+    if scores.greedy_gap:
+        greedy, training = scores.greedy_gap
+        print(f"greedy actions score {greedy:.1f}, far below the training return of {training:.1f}; ", end="")
+        print("if the policy needs its randomness, train with --eval-sampled")
     if len(scores.diverged):
         print(f"diverged (a metric or a parameter is not finite): {experiment.name_lanes(scores.diverged)}")
 
 
 def print_ranking(experiment: Experiment, directory: Path, scores: Scores) -> None:
     """Print the settings of a sweep, best first."""
-    episodes = f"greedy evaluation over {count(experiment.options.eval_episodes, 'whole episode')}"
+    episodes = f"{experiment.policy} evaluation over {count(experiment.options.eval_episodes, 'whole episode')}"
     is_evaluated = scores.summary["ranked_by"] == "eval_episode_return"
     what = episodes if is_evaluated else "training return over the last tenth"
     seeds = count(experiment.options.num_seeds, "seed")

@@ -7,15 +7,10 @@ import numpy as np
 
 from runner.ask.cli import rerun_command
 from runner.experiment import EVAL_STEPS, Experiment, Result
-from runner.tell.statistics import (
-    Curve,
-    evaluation_curve,
-    final_return,
-    finite_records,
-    learning_curve,
-    rank,
-    summarize,
-)
+from runner.tell.statistics import Curve, evaluation_curve, learning_curve, rank, summarize
+
+MIN_EVALUATIONS = 4  # of all seeds together, from which the greedy return is judged
+EPISODE = ("episode_return", "episode_length")  # NaN in an iteration in which no episode ended
 
 
 @dataclass(frozen=True)
@@ -27,6 +22,7 @@ class Scores:
     settings: list[dict[str, float]]  # statistics of each setting's final scores; of a sweep alone
     ranking: list[int]  # settings, the best first
     diverged: np.ndarray  # lanes
+    greedy_gap: tuple[float, float] | None  # of the best setting: see `find_greedy_gap`
 
 
 def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
@@ -41,6 +37,7 @@ def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
         "env": config.env,
         "env_steps": config.env_steps(result.metrics["episode_return"].shape[1]),
         "eval_episodes": options.eval_episodes,
+        "eval_sampled": options.eval_sampled,
         "eval_cut_episodes": num_cut,
     }
     entries = [summarize_setting(experiment, scores, is_healthy, i) for i in range(experiment.num_settings)]
@@ -54,12 +51,59 @@ def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
         summary |= {"settings": entries, "ranked_by": ranked_by, "ranking": ranking, "rerun": rerun}
     else:
         summary |= entries[0]
-    return Scores(summary, make_curves(experiment, result), settings, ranking, np.flatnonzero(~is_healthy))
+    curves, gap = make_curves(experiment, result), None
+    if result.evaluations and not options.eval_sampled:
+        best = ranking[0]
+        greedy = experiment.by_setting(result.evaluations["eval_episode_return"])[best]
+        gap = find_greedy_gap(curves["training"][best], result.evaluations[EVAL_STEPS], greedy)
+    return Scores(summary, curves, settings, ranking, np.flatnonzero(~is_healthy), gap)
+
+
+def find_greedy_gap(training: Curve, env_steps: np.ndarray, greedy: np.ndarray) -> tuple[float, float] | None:
+    """The greedy return and the training return where one stays far below the other, as where the best policy is
+    random; else None.
+
+    Of the evaluations in the last half of the run three quarters lie below the training return of its last tenth, by
+    more than half of all that it has moved, more than they differ among themselves and more than a tenth of it.
+
+    Args:
+        env_steps, greedy: of the evaluations [n], and their returns [num_seeds, n].
+    """
+    late, tenth = greedy[:, 2 * env_steps > env_steps[-1]], -(-len(training.iqm) // 10)
+    if late.size < MIN_EVALUATIONS or tenth == 0:
+        return None
+    trained, moved = training.iqm[-tenth:].mean(), np.ptp(training.iqm)
+    is_far = trained - np.quantile(late, 0.75) > max(moved / 2, late.std(), abs(trained) / 10)
+    return (float(np.median(late)), float(trained)) if is_far else None
+
+
+def final_return(episode_return: np.ndarray, num_episodes: np.ndarray) -> np.ndarray:
+    """Mean training return of each lane over the episodes of the last tenth of a run, NaN if none ended there.
+
+    Args:
+        episode_return: [num_lanes, num_iterations], NaN where no episode ended.
+        num_episodes: [num_lanes, num_iterations].
+    """
+    last = max(1, episode_return.shape[1] // 10)
+    returns, counts = episode_return[:, -last:], num_episodes[:, -last:]
+    totals = np.where(counts > 0, returns * counts, 0.0).sum(axis=1)
+    return np.where(counts.sum(axis=1) > 0, totals / np.maximum(counts.sum(axis=1), 1), np.nan)
+
+
+def finite_records(metrics: dict[str, np.ndarray], scalars: set[str]) -> np.ndarray:
+    """Whether an iteration is healthy: the algorithm's metrics are finite, and the return of the episodes if any ended.
+
+    The environment's own `scalars` are not judged: NaN may mean there that nothing was measured.
+    Metrics [num_lanes, num_iterations] -> [num_lanes, num_iterations] bool.
+    """
+    is_undefined = metrics["num_episodes"] == 0
+    judged = {name: x for name, x in metrics.items() if name not in scalars}
+    return np.all([np.isfinite(x) | (is_undefined & (name in EPISODE)) for name, x in judged.items()], axis=0)
 
 
 def healthy_lanes(experiment: Experiment, result: Result) -> np.ndarray:
-    """Whether the parameters of a lane and all its metrics are finite, [num_lanes] bool."""
-    return result.scores["is_healthy"] & finite_records(result.metrics, experiment.episode_metrics).all(axis=1)
+    """Whether the parameters of a lane are finite and all its records healthy, [num_lanes] bool."""
+    return result.scores["is_healthy"] & finite_records(result.metrics, experiment.scalars).all(axis=1)
 
 
 def make_curves(experiment: Experiment, result: Result) -> dict[str, list[Curve]]:

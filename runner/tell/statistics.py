@@ -1,5 +1,6 @@
 """Statistics over seeds (Agarwal et al. 2021, arXiv:2108.13264) and learning curves."""
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,27 +81,6 @@ def rank(summaries: list[dict[str, float]]) -> list[int]:
     return sorted(range(len(scores)), key=lambda i: scores[i], reverse=True)
 
 
-def final_return(episode_return: np.ndarray, num_episodes: np.ndarray) -> np.ndarray:
-    """Mean training return of each lane over the episodes of the last tenth of a run, NaN if none ended there.
-
-    Args:
-        episode_return: [num_lanes, num_iterations], NaN where no episode ended.
-        num_episodes: [num_lanes, num_iterations].
-    """
-    last = max(1, episode_return.shape[1] // 10)
-    returns, counts = episode_return[:, -last:], num_episodes[:, -last:]
-    totals = np.where(counts > 0, returns * counts, 0.0).sum(axis=1)
-    return np.where(counts.sum(axis=1) > 0, totals / np.maximum(counts.sum(axis=1), 1), np.nan)
-
-
-def finite_records(metrics: dict[str, np.ndarray], of_episodes: set[str]) -> np.ndarray:
-    """Whether all metrics of an iteration are finite; means over episodes, `of_episodes`, are NaN without an episode.
-    Metrics [num_lanes, num_iterations] -> [num_lanes, num_iterations] bool.
-    """
-    is_undefined = metrics["num_episodes"] == 0
-    return np.all([np.isfinite(x) | (is_undefined & (name in of_episodes)) for name, x in metrics.items()], axis=0)
-
-
 @dataclass(frozen=True)
 class Curve:
     """A learning curve."""
@@ -114,7 +94,7 @@ class Curve:
 
 
 def evaluation_curve(env_steps: np.ndarray, returns: np.ndarray) -> Curve:
-    """The curve of greedy evaluations; env_steps [num_evaluations], returns [num_seeds, num_evaluations]."""
+    """The curve of evaluations; env_steps [num_evaluations], returns [num_seeds, num_evaluations]."""
     return Curve(env_steps, returns, returns.mean(axis=0), iqm(returns), *confidence_interval(returns))
 
 
@@ -171,18 +151,35 @@ def probability_of_improvement(pairs: list[tuple[np.ndarray, np.ndarray]]) -> tu
 
 
 def aggregate_iqm(samples: list[np.ndarray]) -> tuple[float, float, float]:
-    """IQM over the normalised scores of all seeds in all environments, with its 95 % interval; samples: [num_seeds]
-    for each environment."""
+    """IQM over the normalised scores of several environments, each of which weighs the same, with its 95 % interval.
 
-    def pooled_iqm(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
-        return iqm(np.concatenate(samples, axis), axis)
+    It is the `iqm` of all scores with those of each environment repeated, until all environments have equally many. NaN
+    if a score is NaN.
 
-    low, high = bootstrap_interval(samples, pooled_iqm)
-    return float(pooled_iqm(*samples)), float(low), float(high)
+    Args:
+        samples: [num_seeds] for each environment.
+    """
+    size = math.lcm(*(len(x) for x in samples))
+    weights = np.concatenate([np.full(len(x), float(size // len(x))) for x in samples])  # how often each is repeated
+    total = len(samples) * size
+    cut = total // 4
+
+    def weighted_iqm(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
+        x = np.concatenate(samples, axis)
+        order = np.argsort(x, axis)  # NaN comes last
+        x, weight = np.take_along_axis(x, order, axis), weights[order]
+        ends = weight.cumsum(axis)
+        kept = np.clip(ends, cut, total - cut) - np.clip(ends - weight, cut, total - cut)
+        is_kept = (kept > 0) | np.isnan(x)  # what is left out may be infinite
+        return (np.where(is_kept, x, 0.0) * kept).sum(axis) / kept.sum(axis)
+
+    low, high = bootstrap_interval(samples, weighted_iqm)
+    return float(weighted_iqm(*samples)), float(low), float(high)
 
 
 def performance_profile(samples: list[np.ndarray], taus: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Share of all seeds in all environments whose normalised score is above tau, and its 95 % interval at each tau.
+    """Share of seeds whose normalised score is above tau, the mean over environments, and its 95 % interval at each
+    tau.
 
     Args:
         samples: [num_seeds] for each environment; NaN is above nothing.
@@ -191,9 +188,10 @@ def performance_profile(samples: list[np.ndarray], taus: np.ndarray) -> tuple[np
     Returns:
         share, low, high [num_taus].
     """
-
-    def share(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
-        return np.concatenate(samples, axis).mean(axis)
-
     is_above = [(x > taus[:, None]).astype(float) for x in samples]
-    return share(*is_above), *bootstrap_interval(is_above, share)
+    return mean_share(*is_above), *bootstrap_interval(is_above, mean_share)
+
+
+def mean_share(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
+    """The mean over environments of a share of seeds; `samples`: 1 or 0, or 0.5 for a tie, of each seed."""
+    return np.mean([x.mean(axis) for x in samples], axis=0)

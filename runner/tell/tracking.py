@@ -10,8 +10,8 @@ import numpy as np
 
 from runner.ask.options import PROCESS, Options
 from runner.experiment import EVAL_METRICS, EVAL_STEPS, Experiment, Result
-from runner.tell.scores import healthy_lanes
-from runner.tell.statistics import finite_records, iqm
+from runner.tell.scores import finite_records, healthy_lanes
+from runner.tell.statistics import iqm
 
 
 def check_wandb(options: Options) -> None:
@@ -113,8 +113,8 @@ class Tracker:
 
 
 def with_health(experiment: Experiment, metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Metrics [num_lanes, n] and `is_healthy`, whether all of them are finite."""
-    return metrics | {"is_healthy": finite_records(metrics, experiment.episode_metrics)}
+    """Metrics [num_lanes, n] and `is_healthy`, that of `finite_records`."""
+    return metrics | {"is_healthy": finite_records(metrics, experiment.scalars)}
 
 
 def _over_lanes(name: str, x: np.ndarray) -> float:
