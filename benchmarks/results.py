@@ -5,6 +5,7 @@
     python benchmarks/results.py --gpu                    # the pairs of GPU size, on a GPU, instead of the others
     python benchmarks/results.py --report                 # pages and pictures, from the raw files alone
     python benchmarks/results.py --stale                  # the rows whose program is another one today
+    python benchmarks/results.py --restamp COMMIT         # those of them that compute what that of COMMIT computed
 
 A pair is trained on seeds 0 to 19 with a preset of its script, evaluated 20 times while it trains (32 whole episodes
 for each seed) and at the end over 100 whole episodes for each seed. A training run that was stopped is continued, and
@@ -23,6 +24,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -334,6 +336,59 @@ def find_stale(raws: dict[Pair, dict[str, Any]]) -> list[str]:
         elif program(pair.name) != raw["program"]:
             lines.append(f"{pair.name}: recorded at {raw['git_commit'][:7]}, the program is another one today")
     return lines
+
+
+def restamp(pair: Pair, raw: dict[str, Any], commit: str, earlier: Path) -> str:
+    """Compare today's program of a row with that of `commit`, checked out in `earlier`, by three iterations of both.
+
+    A row whose arrays are bit-equal gets today's `program`, and the recorded one as `earlier_program`; if they are
+    equal to rounding it also gets `equal`. Returns what was found, in a few words.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "config.json")
+        config.write_text(json.dumps(raw["config"]))
+        before, today = (_three_iterations(root, pair.script, config) for root in (earlier, ROOT))
+    if str(before["program"]) != raw["program"]:
+        return f"its program is not that of {commit}"
+    found = likeness(before, today)
+    if found in ("bit-equal", "equal to rounding"):
+        raw |= {"program": str(today["program"]), "earlier_program": raw.get("earlier_program", raw["program"])}
+        raw |= {"equal": "to rounding"} if found == "equal to rounding" else {}
+        pair.path.write_text(dump(raw))
+    return found
+
+
+def _three_iterations(root: Path, script: str, config: Path) -> dict[str, np.ndarray]:
+    """What benchmarks/three_iterations.py finds of the program in a working tree."""
+    file = config.with_suffix(".npz")
+    program = FOLDER / "three_iterations.py"
+    subprocess.run([sys.executable, program, root, script, config, file], check=True)
+    with np.load(file) as arrays:
+        return dict(arrays)
+
+
+def likeness(before: dict[str, np.ndarray], today: dict[str, np.ndarray]) -> str:
+    """Whether two programs compute the same: "bit-equal", "equal to rounding", or which array differs.
+
+    To rounding: whole numbers and keys agree, floats within 1e-5 relative after `init` and the first iteration. Arrays
+    that only today's program has are not compared.
+    """
+    for name in before.keys() - {"program"}:
+        x, y = before[name], today.get(name)
+        if y is None or x.shape != y.shape or x.dtype != y.dtype:
+            return f"{name} is another array"
+    names = [name for name in before if name != "program"]
+    if all(before[name].tobytes() == today[name].tobytes() for name in names):
+        return "bit-equal"
+    for name in names:
+        x, y = before[name], today[name]
+        if np.issubdtype(x.dtype, np.floating):
+            scale = np.abs(x[np.isfinite(x)]).max(initial=0.0)
+            if name.startswith(("init", "0")) and not np.allclose(x, y, rtol=1e-5, atol=1e-5 * scale, equal_nan=True):
+                return f"{name} differs"
+        elif name.startswith(("init", "0")) and not np.array_equal(x, y):
+            return f"{name} differs"
+    return "equal to rounding"
 
 
 def random_return(name: str) -> float:
@@ -696,6 +751,7 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true", help="train the pairs of GPU size instead of the others")
     parser.add_argument("--report", action="store_true", help="train nothing")
     parser.add_argument("--stale", action="store_true", help="list the rows whose program is another one today")
+    parser.add_argument("--restamp", metavar="COMMIT", help="renew the program of stale rows that compute the same")
     parser.add_argument("--out", type=Path, default=ROOT / "runs", help="folder of the training runs")
     arguments = parser.parse_args()
     try:
@@ -705,8 +761,10 @@ def main() -> None:
     if arguments.stale:
         print(*find_stale({pair: read(pair.path) for pair in PAIRS if pair.path.exists()}), sep="\n")
         return
+    if arguments.restamp:
+        restamp_all(arguments.restamp, arguments.only)
     RAW.mkdir(parents=True, exist_ok=True)
-    for pair in pairs if not arguments.report else ():
+    for pair in pairs if not (arguments.report or arguments.restamp) else ():
         recorded = read(pair.path) if pair.path.exists() else None
         raw = train(pair, arguments.out.resolve())
         pair.path.write_text(dump(raw))
@@ -718,6 +776,22 @@ def main() -> None:
         rows = {pair: raws[pair] for pair in pairs if pair in raws}
         page.write_text(with_table(page.read_text(), BEGIN, table(rows, page.parent, SHORT)))
     draw(raws)
+
+
+def restamp_all(commit: str, only: list[str]) -> None:
+    """`restamp` the stale rows, or those of them that are named, and print what was found."""
+    with tempfile.TemporaryDirectory() as folder:
+        earlier = Path(folder, "earlier")
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", earlier, commit], cwd=ROOT, check=True)
+        try:
+            for pair in PAIRS:
+                if pair.path.exists() and (not only or pair.name in only):
+                    raw = read(pair.path)
+                    lines = find_stale({pair: raw})
+                    if lines and lines[0].endswith("another one today"):
+                        print(f"{pair.name}: {restamp(pair, raw, commit, earlier)}", flush=True)
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", earlier], cwd=ROOT, check=True)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -67,6 +67,34 @@ def test_a_row_is_stale_if_its_program_changed(monkeypatch):
     assert "before programs were compared" in results.find_stale({pair: raw})[0]
 
 
+ARRAYS = {
+    "program": np.array("x"),
+    "init.count": np.array([0, 3], np.int32),
+    "0.params": np.array([1.0, -0.5], np.float32),
+    "0.key": np.array([5, 7], np.uint32),
+    "2.params": np.array([1.0, np.nan], np.float32),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("program", np.array("y"), "bit-equal"),
+        ("only today", np.zeros(2), "bit-equal"),
+        ("0.params", np.array([1.000001, -0.5], np.float32), "equal to rounding"),
+        ("0.params", np.array([1.0001, -0.5], np.float32), "0.params differs"),
+        ("2.params", np.array([1.5, 0.0], np.float32), "equal to rounding"),
+        ("0.key", np.array([5, 8], np.uint32), "0.key differs"),
+        ("init.count", np.array([0, 4], np.int32), "init.count differs"),
+        ("init.count", np.array([0, 3], np.int64), "init.count is another array"),
+        ("init.count", None, "init.count is another array"),
+    ],
+)
+def test_two_programs_are_compared_by_what_they_compute(name, value, found):
+    today = {key: x for key, x in (ARRAYS | {name: value}).items() if x is not None}
+    assert results.likeness(ARRAYS, today) == found
+
+
 def test_every_raw_file_has_a_row():
     paths = {pair.path for pair in RAWS}
     assert {path for path in results.RAW.iterdir() if path.suffix == ".json"} == paths
