@@ -31,15 +31,18 @@ def next_starts(reset: Callable, keys: jax.Array, starts: Any) -> Any:
 def _renew_generators(key: jax.Array, state: Any) -> Any:
     """The state of one environment with a key of its own in place of each generator."""
     paths_and_leaves, structure = jax.tree_util.tree_flatten_with_path(state)
-    keys, leaves = jax.random.split(key, len(paths_and_leaves)), []
-    for key, (path, x) in zip(keys, paths_and_leaves, strict=True):
-        name = jax.tree_util.keystr(path[-1:], simple=True)
-        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-            x = jax.random.split(key, x.shape)
-        elif x.dtype == jnp.uint32 and x.shape == (2,) and name in ("rng", "key"):
-            x = jax.random.key_data(key)
-        leaves.append(x)
+    leaves = [x for _, x in paths_and_leaves]
+    places = [place for place, (path, x) in enumerate(paths_and_leaves) if _is_generator(path, x)]
+    for place, new in zip(places, jax.random.split(key, len(places)), strict=True):
+        x = leaves[place]
+        leaves[place] = jax.random.key_data(new) if x.dtype == jnp.uint32 else jax.random.split(new, x.shape)
     return jax.tree.unflatten(structure, leaves)
+
+
+def _is_generator(path: Any, x: jax.Array) -> bool:
+    is_raw = x.dtype == jnp.uint32 and x.shape == (2,)
+    is_named = jax.tree_util.keystr(path[-1:], simple=True) in ("rng", "key")
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) or (is_raw and is_named)
 
 
 def renew_starts(reset: Callable, keys: jax.Array, starts: Any, turn: jax.Array, period: int) -> tuple[Any, jax.Array]:
