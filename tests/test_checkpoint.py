@@ -204,10 +204,10 @@ def test_a_checkpoint_made_on_more_devices_is_restored_on_fewer(state, tmp_path)
     assert is_equal(restore(path, abstract(state)), state)
 
 
-@pytest.mark.parametrize("block", [1, 2**20])
+@pytest.mark.parametrize("block", [1, 6400, 2**20])
 @pytest.mark.parametrize("devices", [(1,), (2,), (2, 2, 2)], ids=["one", "padded", "environments divided"])
 def test_a_state_goes_from_its_devices_to_the_file_and_back(state, saved, block, devices, tmp_path, monkeypatch):
-    """In blocks of one lane and as a whole; as `Placement.place` puts it there."""
+    """In blocks of one lane, of two (of the largest array) and as a whole; as `Placement.place` puts it there."""
     if devices[0] > jax.local_device_count():
         pytest.skip("one device")
     monkeypatch.setattr(tensors, "BLOCK", block)

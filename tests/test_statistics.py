@@ -316,7 +316,8 @@ RISE = np.r_[np.linspace(-50, -12, 10), np.full(10, -12)]
         (RISE, [[-100] * 6 + [-12] * 5], None),  # late ones alone count
         (RISE, [[-12] * 6 + [-100] * 5], (-100, -12)),
         (RISE, [[-30] * 11], None),  # less than half of the way that training rose
-        (RISE, [[-100] * 8 + [-12] * 3], None),  # evaluations vary
+        (RISE, [[-100] * 8 + [-12] * 3], None),
+        (RISE, [[-40] * 10 + [-200]], None),  # evaluations vary
         (RISE, [[-12] * 11, *[[-100] * 11] * 2], None),  # a seed of three is well
         (RISE, [[0] * 11], None),
         (RISE, [[np.nan] * 11], None),
