@@ -38,7 +38,7 @@ class Walk(Suite):
 
     start = staticmethod(lambda time: time)
     see_start = staticmethod(lambda position: position[None])
-    see = staticmethod(lambda position: position[None])
+    see = staticmethod(lambda position: position[None].astype(jnp.float32))
     move = staticmethod(lambda state: state)
     pay = staticmethod(lambda: jnp.float32(1))
     end = staticmethod(lambda is_end: is_end)
