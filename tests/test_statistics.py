@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from runner.tell.scores import final_return, find_greedy_gap, finite_records
+from runner.tell.scores import find_greedy_gap, finite_records
 from runner.tell.statistics import (
     MANY_SEEDS,
     bootstrap_interval,

@@ -13,8 +13,7 @@ from runner.ask.sweep import short_texts
 from runner.experiment import Part
 from runner.folder import files
 from runner.folder.record import read_record
-from runner.tell.scores import final_return
-from runner.tell.statistics import Curve, evaluation_curve, learning_curve, rank, summarize
+from runner.tell.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
 
 MAX_LINES = 6  # methods in the picture and in the table of pairs
 MAX_FIELDS = 2  # settings in a label; runs that differ in more are told apart by the names of their folders

@@ -7,7 +7,7 @@ import numpy as np
 
 from runner.ask.cli import rerun_command
 from runner.experiment import EVAL_STEPS, Experiment, Result
-from runner.tell.statistics import Curve, evaluation_curve, learning_curve, rank, summarize
+from runner.tell.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
 
 MIN_EVALUATIONS = 4  # of all seeds together, from which the greedy return is judged
 EPISODE = ("episode_return", "episode_length")  # NaN in an iteration in which no episode ended
@@ -75,19 +75,6 @@ def find_greedy_gap(training: Curve, env_steps: np.ndarray, greedy: np.ndarray) 
     trained, moved = training.iqm[-tenth:].mean(), np.ptp(training.iqm)
     is_far = trained - np.quantile(late, 0.75) > max(moved / 2, late.std(), abs(trained) / 10)
     return (float(np.median(late)), float(trained)) if is_far else None
-
-
-def final_return(episode_return: np.ndarray, num_episodes: np.ndarray) -> np.ndarray:
-    """Mean training return of each lane over the episodes of the last tenth of a run, NaN if none ended there.
-
-    Args:
-        episode_return: [num_lanes, num_iterations], NaN where no episode ended.
-        num_episodes: [num_lanes, num_iterations].
-    """
-    last = max(1, episode_return.shape[1] // 10)
-    returns, counts = episode_return[:, -last:], num_episodes[:, -last:]
-    totals = np.where(counts > 0, returns * counts, 0.0).sum(axis=1)
-    return np.where(counts.sum(axis=1) > 0, totals / np.maximum(counts.sum(axis=1), 1), np.nan)
 
 
 def finite_records(metrics: dict[str, np.ndarray], scalars: set[str]) -> np.ndarray:

@@ -81,6 +81,19 @@ def rank(summaries: list[dict[str, float]]) -> list[int]:
     return sorted(range(len(scores)), key=lambda i: scores[i], reverse=True)
 
 
+def final_return(episode_return: np.ndarray, num_episodes: np.ndarray) -> np.ndarray:
+    """Mean training return of each lane over the episodes of the last tenth of a run, NaN if none ended there.
+
+    Args:
+        episode_return: [num_lanes, num_iterations], NaN where no episode ended.
+        num_episodes: [num_lanes, num_iterations].
+    """
+    last = max(1, episode_return.shape[1] // 10)
+    returns, counts = episode_return[:, -last:], num_episodes[:, -last:]
+    totals = np.where(counts > 0, returns * counts, 0.0).sum(axis=1)
+    return np.where(counts.sum(axis=1) > 0, totals / np.maximum(counts.sum(axis=1), 1), np.nan)
+
+
 @dataclass(frozen=True)
 class Curve:
     """A learning curve."""
