@@ -14,6 +14,7 @@ from runner.tell.statistics import (
     MANY_SEEDS,
     bootstrap_interval,
     confidence_interval,
+    final_return,
     iqm,
     learning_curve,
     rank,
