@@ -322,6 +322,7 @@ RISE = np.r_[np.linspace(-50, -12, 10), np.full(10, -12)]
         (RISE, [[-12] * 11, *[[-100] * 11] * 2], None),  # a seed of three is well
         (RISE, [[0] * 11], None),
         (RISE, [[np.nan] * 11], None),
+        (RISE, [[-np.inf] * 11], None),
         (np.full(20, -12), [[-13] * 11], None),  # near
         (np.full(20, -12), [[-14] * 11], (-14, -12)),
         (np.tile([-20, -10], 10), [[-18] * 11], None),  # as far as training varies

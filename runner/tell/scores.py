@@ -73,7 +73,8 @@ def find_greedy_gap(training: Curve, env_steps: np.ndarray, greedy: np.ndarray) 
     if late.size < MIN_EVALUATIONS or tenth == 0:
         return None
     trained, moved = training.iqm[-tenth:].mean(), np.ptp(training.iqm)
-    is_far = trained - np.quantile(late, 0.75) > max(moved / 2, late.std(), abs(trained) / 10)
+    with np.errstate(invalid="ignore"):  # a return may be infinite
+        is_far = trained - np.quantile(late, 0.75) > max(moved / 2, late.std(), abs(trained) / 10)
     return (float(np.median(late)), float(trained)) if is_far else None
 
 
