@@ -180,6 +180,8 @@ def _make_env(name: str, maker: Any) -> Environment:
         try:
             return Environment(suite, **limits)
         except ValueError as error:
+            if hasattr(error, "__notes__"):  # JAX's, on an error inside of the environment: it keeps its traceback
+                raise
             raise ValueError(f"{name}: {error}") from error
 
 

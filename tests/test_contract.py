@@ -132,6 +132,13 @@ def test_an_error_of_the_environment_itself_keeps_its_traceback():
         Environment(Walk(pay=pay))
 
 
+def test_a_value_error_of_the_environment_itself_does_not_become_one_of_the_contract(monkeypatch):
+    changes = {"pay": lambda: jnp.concatenate([])}
+    monkeypatch.setattr("common.environment.make_suite", lambda name: (Walk(**changes), {}))
+    with pytest.raises(ValueError, match=r"^Need at least one array"):
+        make_env("Probe-Walk-For-Nothing")
+
+
 def play(env, num_steps=10, num_envs=2, key_of=jax.random.key):
     """Observations, rewards and the last env_state of a walk."""
     keys = lambda i: jax.random.split(key_of(i), num_envs)  # noqa: E731

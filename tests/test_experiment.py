@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 import pytest
-from helpers import SCRIPTS, presets
+from helpers import SCRIPTS, presets, rank_promotion
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +15,13 @@ from common.environment import make_env
 from runner.ask.options import Options
 from runner.experiment import EVAL_METRICS, Experiment, Result, append_evaluation, join_results, until
 from runner.machine.evaluation import auto_evaluations, evaluated_iterations
+
+
+@pytest.fixture(autouse=True)
+def promotion():
+    """Some environments rely on it."""
+    with rank_promotion("allow"):
+        yield
 
 
 @dataclass(frozen=True)
