@@ -35,7 +35,7 @@ REPLAY = {
 }
 SHORT = {
     "ppo": {"num_envs": 2, "num_steps": 12, "num_epochs": 2, "num_minibatches": 2, "hidden_sizes": (8,)},
-    "dqn": {**REPLAY, "target_interval": 12, "epsilon_end": 0.5},
+    "dqn": {**REPLAY, "target_interval": 12, "epsilon_end": 0.1, "exploration_fraction": 1.0},
     "sac": {**REPLAY, "activation": "tanh"},
     "td3": {**REPLAY, "activation": "tanh"},
 }
@@ -60,9 +60,9 @@ SWEPT = {
         "adam_eps": 1e-2,
         "max_grad_norm": 1e-3,
         "gamma": 0.6,
-        "epsilon_start": 0.6,
-        "epsilon_end": 0.9,
-        "exploration_fraction": 0.9,
+        "epsilon_start": 0.5,
+        "epsilon_end": 0.45,
+        "exploration_fraction": 0.1,
         "reward_scale": 3.0,
     },
     "sac": {
