@@ -10,9 +10,9 @@ import jax
 
 def cpu_quota(folder: Path) -> float:
     """CPU cores that a control group allows, as that of a container may; infinity without a limit."""
-    names = (
-        ["cpu.max"] if (folder / "cpu.max").exists() else ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]
-    )  # v2, v1
+    names = ["cpu.max"]  # of version 2
+    if not (folder / "cpu.max").exists():
+        names = ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]
     try:
         quota, period = " ".join((folder / name).read_text() for name in names).split()
     except (OSError, ValueError):

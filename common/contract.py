@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from common.random import is_key
+
 OWN_METRICS = ("episode_return", "episode_length", "num_episodes")  # names that no scalar of an environment may have
 OUTPUTS = {"reset": ("obs", "state"), "step": ("obs", "state", "reward", "terminated", "info")}
 
@@ -27,7 +29,7 @@ def check_suite(suite: Any, reset: Callable, step: Callable) -> tuple[Any, Any, 
     start = _trace("reset", reset, key)
     _check_obs(start[0])
     *after, reward, terminated, info = _trace("step", step, key, start[1], action)
-    _compare(("reset", "step"), start, after, lambda x: f"{'a key' if _is_key(x) else 'an array'} of shape {x.shape}")
+    _compare(("reset", "step"), start, after, lambda x: f"{'a key' if is_key(x) else 'an array'} of shape {x.shape}")
     if _dtypes(start) != _dtypes(after):
         again = _trace("step", step, key, after[1], action)[:2]
         _compare(("one step", "the next"), after, again, lambda x: str(x.dtype))
@@ -114,12 +116,8 @@ def _dtypes(tree: Any) -> list[Any]:
     return [x.dtype for x in jax.tree.leaves(tree)]
 
 
-def _is_key(x: Any) -> bool:
-    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
 def _show(x: Any) -> str:
-    """`float32[3]` of an array, `(float32[], {"a": bool[]})` of a tree of them."""
+    """`float32[3]` of an array, `(float32[], {name: bool[]})` of a tree of them."""
     if hasattr(x, "shape"):
         return f"{x.dtype}[{', '.join(map(str, x.shape))}]"
     if isinstance(x, dict):

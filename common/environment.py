@@ -9,6 +9,7 @@ from flax import struct
 
 from common.contract import check_suite
 from common.loops import unroll
+from common.random import is_key
 from common.starts import init_starts, next_starts, renew_starts
 from common.suites import Suite, find_maker, make_suite
 
@@ -139,7 +140,7 @@ class Environment:
 
 def _typed(keys: jax.Array) -> jax.Array:
     """Typed keys, also where they are old-style ones, uint32 [num_envs, 2]."""
-    return keys if jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(keys)
+    return keys if is_key(keys) else jax.random.wrap_key_data(keys)
 
 
 def _split(keys: jax.Array, num: int) -> tuple[jax.Array, ...]:

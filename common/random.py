@@ -1,8 +1,15 @@
-"""Random rows of minibatches, and noise that is correlated in time."""
+"""Keys, random rows of minibatches, and noise that is correlated in time."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+
+
+def is_key(x: Any) -> bool:
+    """Whether an array, concrete or abstract, holds typed keys."""
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def shuffle(key: jax.Array, num_rows: int) -> jax.Array:

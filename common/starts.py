@@ -14,6 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from common.random import is_key
+
 
 def init_starts(reset: Callable, keys: jax.Array, period: int) -> Any:
     """The first starts that are kept; None if none are."""
@@ -42,7 +44,7 @@ def _renew_generators(key: jax.Array, state: Any) -> Any:
 def _is_generator(path: Any, x: jax.Array) -> bool:
     is_raw = x.dtype == jnp.uint32 and x.shape == (2,)
     is_named = jax.tree_util.keystr(path[-1:], simple=True) in ("rng", "key")
-    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) or (is_raw and is_named)
+    return is_key(x) or (is_raw and is_named)
 
 
 def renew_starts(reset: Callable, keys: jax.Array, starts: Any, turn: jax.Array, period: int) -> tuple[Any, jax.Array]:

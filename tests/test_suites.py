@@ -328,8 +328,8 @@ class Dice(Suite):
     def step(self, key, state, action):
         start, generators = state
         keys = [x if x.dtype != jnp.uint32 else jax.random.wrap_key_data(x) for x in jax.tree.leaves(generators)]
-        obs = sum(jax.random.uniform(x) for x in keys) - len(keys) * jax.random.uniform(keys[-1])
-        return jax.random.uniform(keys[0]) if self.kind != "two" else obs, state, start, jnp.bool_(False), {}
+        first, *others = (jax.random.uniform(x) for x in keys)
+        return first - sum(others), state, start, jnp.bool_(False), {}
 
 
 @pytest.mark.parametrize(("kind", "is_renewed"), [("typed", True), ("two", True), ("raw", True), ("hidden", False)])

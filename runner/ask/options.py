@@ -22,12 +22,12 @@ class Options:
     sweep_samples: int = 0  # number of random settings drawn from the ranges of --sweep; 0: train the whole grid
     out: str = "runs"  # results go to OUT/<script>/<env>/NAME
     name: str = ""  # folder of this run; empty: date and time
-    eval_episodes: int = 32  # greedy episodes per seed in each evaluation; 0: no evaluation
+    eval_episodes: int = 32  # episodes per seed in each evaluation; 0: no evaluation
     # env steps per seed between evaluations, after one before training; 0: only at the end; auto: about 20
     # evaluations, fewer in a short run (docs/running.md has the rule)
     eval_every: str = "auto"
     eval_sampled: bool = False  # evaluate with sampled actions, as act has them with a key, instead of greedy ones
-    eval_max_steps: int = 10_000  # steps after which a greedy episode is cut, if the environment has no lower limit
+    eval_max_steps: int = 10_000  # steps after which an evaluation episode is cut; lower limits hold
     checkpoint_every: float = 60.0  # seconds between checkpoints; 0: after every iteration; the end is always saved
     checkpoint_buffer: bool = True  # save the replay buffer too; without it files are small but resuming is not exact
     resume: str = ""  # folder of a run to continue, or to extend with a larger --total-timesteps
@@ -74,6 +74,8 @@ def check_options(options: Options) -> None:
             raise ValueError(f"{name} must not be negative, not {getattr(options, name)}")
     if options.devices_per_lane < 1:
         raise ValueError(f"devices_per_lane must be at least 1, not {options.devices_per_lane}")
+    if options.eval_sampled and options.eval_episodes == 0 and not options.resume:
+        raise ValueError("--eval-sampled has no effect with eval_episodes = 0, which evaluates nothing")
     if options.eval_every != "auto":
         _check_interval(options.eval_every)
     if options.eval_max_steps < 1:

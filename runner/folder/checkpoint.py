@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from common.random import is_key
 from runner.folder.files import replacing
 from runner.folder.tensors import pieces, place, read, write
 
@@ -34,7 +35,7 @@ def save(path: Path, iteration: int, state: Any, num_lanes: int | None = None) -
         OSError: the file cannot be written.
     """
     leaves = _named_leaves(state)
-    data = {name: jax.random.key_data(x) if _is_key(x) else x for name, x in leaves.items()}
+    data = {name: jax.random.key_data(x) if is_key(x) else x for name, x in leaves.items()}
     arrays = {name: pieces(x, len(x) if num_lanes is None else num_lanes) for name, x in data.items()}
     content = {"iteration": iteration, "keys": _key_types(leaves), "checksums": _checksums(arrays)}
     text = json.dumps(content)
@@ -131,7 +132,7 @@ def _rebuild(abstract_state: Any, saved: dict[str, Any]) -> Any:
 
     def rebuild(key_path, x):
         array = saved[_name(key_path)]
-        return jax.random.wrap_key_data(array) if _is_key(x) else array
+        return jax.random.wrap_key_data(array) if is_key(x) else array
 
     return jax.tree_util.tree_map_with_path(rebuild, abstract_state)
 
@@ -172,14 +173,10 @@ def _named_leaves(tree: Any) -> dict[str, Any]:
     return {_name(key_path): x for key_path, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _is_key(x: Any) -> bool:
-    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
 def _data_of(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     """What the file has of an abstract array: of keys their numbers."""
-    return jax.eval_shape(jax.random.key_data, x).update(sharding=x.sharding) if _is_key(x) else x
+    return jax.eval_shape(jax.random.key_data, x).update(sharding=x.sharding) if is_key(x) else x
 
 
 def _key_types(leaves: dict[str, Any]) -> dict[str, str]:
-    return {name: str(x.dtype) for name, x in leaves.items() if _is_key(x)}
+    return {name: str(x.dtype) for name, x in leaves.items() if is_key(x)}

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from common.random import is_key
 from runner.machine.memory import num_bytes
 
 CACHED_LANES = 8  # lanes trained together on a CPU core; more overflow the caches, fewer are slower
@@ -91,7 +92,7 @@ def to_host(tree: Any, num_lanes: int) -> Any:
     """Copy arrays [num_padded, ...] to the host, without their padding: [num_lanes, ...]."""
 
     def copy(x):
-        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        if is_key(x):
             return jax.random.wrap_key_data(copy(jax.random.key_data(x)))
         return np.asarray(x)[:num_lanes]
 
