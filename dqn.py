@@ -10,9 +10,8 @@ Different from the original:
   - Actions declared illegal are never chosen nor bootstrapped from (arXiv:2006.14171).
 
 Options, off by default:
-  - dueling (Wang et al. 2016, arXiv:1511.06581).
   - n_step (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy.
-  - layer_norm (arXiv:2407.04811); torso simba (arXiv:2410.09754) without weight decay.
+  - layer_norm (arXiv:2407.04811).
 
 Run: python dqn.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
 """
@@ -30,12 +29,20 @@ import optax
 from flax import struct
 
 from common import normalization
-from common.buffer import Buffer, add, draw_rows, init_buffer, read, read_windows
+from common.buffer import Buffer, add, draw_rows, init_buffer, read_windows
 from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import scan_mean
-from common.spaces import check_discrete, choose_legal, forbid, to_float
+from common.spaces import (
+    actor_obs,
+    check_discrete,
+    choose_legal,
+    draw_choices,
+    forbid_illegal,
+    patches,
+    to_float,
+)
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -65,14 +72,11 @@ class Config:
     epsilon_end: Fraction = 0.05  # share of random actions at the end
     exploration_fraction: PositiveFraction = 0.5  # share of total_timesteps in which epsilon falls
     double: bool = True  # Double DQN: the online network selects, the target network evaluates
-    dueling: bool = False  # dueling network: state value plus advantages
-    loss: Literal["mse", "huber"] = "mse"  # mse: half the squared error
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (128, 128)  # layers, after the convolution if there is one
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
 
     @property
     def cycle_steps(self) -> int:
@@ -98,7 +102,7 @@ class Config:
 
 
 class Torso(nn.Module):
-    """Features of any observation; of images [height, width, channels] by MinAtar's convolution."""
+    """Features of any observation; of images, MinAtar's convolution (Young & Tian 2019)."""
 
     config: Config
     obs_shape: tuple[int, ...]
@@ -109,21 +113,10 @@ class Torso(nn.Module):
         leading = obs.shape[: obs.ndim - len(self.obs_shape)]
         x = to_float(obs, self.obs_shape)  # [*leading, *obs_shape]
 
-        if len(self.obs_shape) == 3 and min(self.obs_shape[:2]) >= 3:
-            # A matrix product over patches: under vmap several times faster than nn.Conv.
-            height, width = self.obs_shape[0] - 2, self.obs_shape[1] - 2
-            patches = [x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)]
-            x = jnp.concatenate(patches, axis=-1)  # [*leading, height, width, 9 * C]
-            x = nn.relu(nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(x))
+        if len(self.obs_shape) == 3 and min(self.obs_shape[:2]) >= 3:  # an image: a convolution
+            x = nn.relu(nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(patches(x, size=3)))
 
         x = x.reshape(*leading, -1)
-        if self.config.torso == "simba":
-            he_normal = nn.initializers.he_normal()
-            x = nn.Dense(self.config.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
-            for size in self.config.hidden_sizes:
-                hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
-                x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
-            return nn.LayerNorm()(x)
         for size in self.config.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
             x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
@@ -134,17 +127,13 @@ class QNetwork(nn.Module):
     """The Q value of each action."""
 
     num_actions: int
-    dueling: bool
     torso: Callable  # () -> Torso
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        x = self.torso()(obs)
+        x = self.torso()(actor_obs(obs))
         q = nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(x)  # [*leading, num_actions]
-        if self.dueling:
-            value = nn.Dense(1, kernel_init=orthogonal(1.0))(x)  # [*leading, 1]
-            q = value + q - q.mean(axis=-1, keepdims=True)
-        return q
+        return forbid_illegal(q, obs)
 
 
 # -- Data ------------------------------------------------------------------------------------------
@@ -158,10 +147,9 @@ class Transition:
     action: jax.Array  # [num_envs] int
     reward: jax.Array  # [num_envs]
     terminated: jax.Array  # [num_envs] bool, no successor state
+    truncated: jax.Array  # [num_envs] bool, cut by a time limit
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
-    truncated: jax.Array | None = None  # [num_envs] bool, cut by a time limit, if n_step > 1
-    discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch if n_step > 1
-    next_mask: jax.Array | None = None  # [num_envs, num_actions] bool, legal in next_obs; None: all
+    discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch
 
 
 @struct.dataclass
@@ -206,11 +194,9 @@ def make(config: Config) -> Algorithm:
     env = make_env(config.env)
     check_discrete(config.env, env)
     num_actions = env.action_space.n
-    num_choices = 2**30 if env.has_mask else num_actions  # random numbers for choose_legal
-    torso = partial(Torso, config=config, obs_shape=env.obs_shape)
-    network = QNetwork(num_actions, config.dueling, torso)
+    network = QNetwork(num_actions, partial(Torso, config, actor_obs(env.obs_shape)))
     window = {"n_step": config.n_step, "num_envs": config.num_envs, "gamma": config.gamma}
-    read_batches = partial(read_windows, **window) if config.n_step > 1 else read
+    read_batches = partial(read_windows, **window)
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
     rows_shape = num_cycles, config.cycle_updates, config.batch_size
@@ -223,12 +209,11 @@ def make(config: Config) -> Algorithm:
 
     def init(key):
         params_key, reset_key, action_key, env_key, key = jax.random.split(key, 5)
-        params = network.init(params_key, jnp.zeros((1, *env.obs_shape)))
         obs, env_state = env.reset(jax.random.split(reset_key, config.num_envs))
+        params = network.init(params_key, obs)
         action, zero, no = jnp.int32(0), jnp.float32(0), jnp.bool_(False)
-        row = Transition(obs=obs[0], action=action, reward=zero, terminated=no, next_obs=obs[0])
-        row = row.replace(next_mask=jax.tree.map(lambda x: x[0], env.action_mask(env_state)))
-        row = row.replace(truncated=no) if config.n_step > 1 else row
+        first = jax.tree.map(lambda x: x[0], obs)
+        row = Transition(first, action, zero, terminated=no, truncated=no, next_obs=first)
         statistics = normalization.init_statistics(env.obs_shape)
         state = State(
             params=params,
@@ -241,15 +226,15 @@ def make(config: Config) -> Algorithm:
             obs_statistics=statistics if config.normalize_obs else None,
         )
         shape = config.learning_starts // config.num_envs, config.num_envs
-        numbers = jax.random.randint(action_key, shape, 0, num_choices)
+        numbers = draw_choices(action_key, shape, env)
         return jax.lax.scan(fill, state, (numbers, jax.random.split(env_key, shape)))[0]
 
     def fill(state, inputs):
         number, env_keys = inputs
-        return env_step(state, (choose_legal(number, env.action_mask(state.env_state)), env_keys))
+        return env_step(state, (choose_legal(number, state.obs), env_keys))
 
     def step(state, iteration):
-        shape = num_cycles, num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        shape = num_cycles, num_steps, config.num_envs  # drawn at once: on a GPU each draw is a kernel
         first_step = config.env_steps(iteration)
         env_steps = first_step + config.num_envs * jnp.arange(num_cycles * num_steps)
         epsilons = epsilon_at(env_steps).reshape(num_cycles, num_steps, 1)
@@ -269,10 +254,10 @@ def make(config: Config) -> Algorithm:
         return config.epsilon_end + jnp.maximum(fall, 0.0)
 
     def draw_actions(key, shape, epsilon):
-        """Whether an action is random, with probability epsilon, and its number if so."""
+        """Coin flips of epsilon-greedy, and the numbers of the actions that they would choose."""
         coin_key, action_key = jax.random.split(key)
         is_random = jax.random.uniform(coin_key, shape) < epsilon
-        return is_random, jax.random.randint(action_key, shape, 0, num_choices)
+        return is_random, draw_choices(action_key, shape, env)
 
     def cycle(state, inputs):
         explore_inputs, rows, is_due = inputs
@@ -282,8 +267,7 @@ def make(config: Config) -> Algorithm:
 
     def explore(state, inputs):
         is_random, number, env_keys = inputs
-        mask = env.action_mask(state.env_state)
-        action = jnp.where(is_random, choose_legal(number, mask), act(state, state.obs, mask=mask))
+        action = jnp.where(is_random, choose_legal(number, state.obs), act(state, state.obs))
         return env_step(state, (action, env_keys))
 
     def env_step(state, inputs):
@@ -295,15 +279,12 @@ def make(config: Config) -> Algorithm:
             action=action,
             reward=config.reward_scale * reward,
             terminated=terminated,
+            truncated=truncated,
             next_obs=info["final_observation"],
-            truncated=truncated if config.n_step > 1 else None,
-            next_mask=info["final_mask"],
         )
-        state = state.replace(buffer=add(state.buffer, transition), env_state=env_state, obs=obs)
-        if config.normalize_obs:
-            statistics = normalization.update_statistics(state.obs_statistics, transition.obs)
-            state = state.replace(obs_statistics=statistics)
-        return state, None
+        statistics = normalization.update_statistics(state.obs_statistics, transition.obs)
+        state = state.replace(env_state=env_state, obs=obs, obs_statistics=statistics)
+        return state.replace(buffer=add(state.buffer, transition)), None
 
     def learn(state, rows):
         batches = read_batches(state.buffer, rows)
@@ -319,13 +300,11 @@ def make(config: Config) -> Algorithm:
         next_obs = preprocess(state, batch.next_obs)
         q_next = network.apply(state.target_params, next_obs)  # [batch_size, num_actions]
         q_select = network.apply(state.params, next_obs) if config.double else q_next
-        next_action = forbid(q_select, batch.next_mask).argmax(axis=-1)
-        next_value = q_of(q_next, next_action)  # [batch_size]
-        discount = config.gamma if config.n_step == 1 else batch.discount
-        target = batch.reward + discount * jnp.where(batch.terminated, 0.0, next_value)
+        next_value = q_of(q_next, q_select.argmax(axis=-1))  # [batch_size]
+        target = batch.reward + batch.discount * jnp.where(batch.terminated, 0.0, next_value)
 
         q = q_of(network.apply(params, preprocess(state, batch.obs)), batch.action)  # [batch_size]
-        loss = (optax.l2_loss if config.loss == "mse" else optax.huber_loss)(q, target).mean()
+        loss = 0.5 * ((q - target) ** 2).mean()
         return loss, {"q_loss": loss, "q_mean": q.mean()}
 
     def q_of(q, action):
@@ -338,18 +317,17 @@ def make(config: Config) -> Algorithm:
         return state.replace(target_params=target_params)
 
     def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+        return normalization.normalize(state.obs_statistics, obs)  # as it is without statistics
 
-    def act(state, obs, key=None, mask=None):
-        action = forbid(network.apply(state.params, preprocess(state, obs)), mask).argmax(axis=-1)
+    def act(state, obs, key=None):
+        action = network.apply(state.params, preprocess(state, obs)).argmax(axis=-1)
         if key is None:
             return action
         is_random, number = draw_actions(key, action.shape, config.epsilon_end)
-        number = number % num_actions if mask is None else choose_legal(number, mask)
-        return jnp.where(is_random, number, action)
+        return jnp.where(is_random, choose_legal(number, obs), action)
 
-    def value(state, obs, mask=None):
-        return forbid(network.apply(state.params, preprocess(state, obs)), mask).max(axis=-1)
+    def value(state, obs):
+        return network.apply(state.params, preprocess(state, obs)).max(axis=-1)
 
     return Algorithm(init, step, act, value)
 

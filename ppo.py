@@ -8,10 +8,6 @@ Different from the original:
   - Illegal actions have probability 0 (arXiv:2006.14171).
   - Observation statistics change after the epochs: the first minibatch is exactly on-policy.
 
-Options, off by default:
-  - target_kl (Dossa et al. 2021): the first approx_kl > 1.5 * target_kl ends the updates.
-  - layer_norm (arXiv:2303.01486); torso simba (arXiv:2410.09754) without weight decay.
-
 Run: python ppo.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
 """
 
@@ -29,13 +25,13 @@ import optax
 from flax import struct
 
 from common import normalization
-from common.config import Fraction, NonNegative, Positive, validate
+from common.config import Fraction, NonNegative, Positive, check_rollout, validate
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.gradients import clip_inward
 from common.initializers import orthogonal
-from common.loops import unroll
+from common.loops import gpu_unroll, scan_mean
 from common.random import shuffle_epochs
-from common.spaces import actor_obs, critic_obs, forbid, scale_action, to_float
+from common.spaces import actor_obs, critic_obs, forbid_illegal, patches, scale_action, to_float
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -60,7 +56,6 @@ class Config:
     clip_value: bool = False  # clip the value loss; no gain in Andrychowicz et al. 2021
     vf_coef: NonNegative = 0.5  # weight of the value loss
     ent_coef: NonNegative = 0.01  # weight of the entropy bonus
-    target_kl: NonNegative = 0.0  # stop an iteration's updates at 1.5 times this KL; 0: never
     normalize_obs: bool = False  # normalise by running mean and variance
     normalize_reward: bool = False  # divide by the std of the discounted return
     reward_scale: Positive = 1.0  # factor of the rewards
@@ -68,7 +63,6 @@ class Config:
     value_hidden_sizes: tuple[int, ...] = ()  # of the value network; empty: hidden_sizes
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
 
     @property
     def steps_per_iteration(self) -> int:
@@ -89,7 +83,7 @@ class Config:
 
 
 class Torso(nn.Module):
-    """Features of any observation; of images [height, width, channels] by MinAtar's convolution."""
+    """Features of any observation; of images, MinAtar's convolution (Young & Tian 2019)."""
 
     config: Config
     obs_shape: tuple[int, ...]
@@ -100,21 +94,10 @@ class Torso(nn.Module):
         leading = obs.shape[: obs.ndim - len(self.obs_shape)]
         x = to_float(obs, self.obs_shape)  # [*leading, *obs_shape]
 
-        if len(self.obs_shape) == 3 and min(self.obs_shape[:2]) >= 3:
-            # A matrix product over patches: under vmap several times faster than nn.Conv.
-            height, width = self.obs_shape[0] - 2, self.obs_shape[1] - 2
-            patches = [x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)]
-            x = jnp.concatenate(patches, axis=-1)  # [*leading, height, width, 9 * C]
-            x = nn.relu(nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(x))
+        if len(self.obs_shape) == 3 and min(self.obs_shape[:2]) >= 3:  # an image: a convolution
+            x = nn.relu(nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(patches(x, size=3)))
 
         x = x.reshape(*leading, -1)
-        if self.config.torso == "simba":
-            he_normal = nn.initializers.he_normal()
-            x = nn.Dense(self.config.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
-            for size in self.config.hidden_sizes:
-                hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
-                x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
-            return nn.LayerNorm()(x)
         for size in self.config.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
             x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
@@ -129,14 +112,15 @@ class Actor(nn.Module):
     torso: Callable  # () -> Torso
 
     @nn.compact
-    def __call__(self, obs: jax.Array, mask: jax.Array | None = None) -> distrax.Distribution:
+    def __call__(self, obs: jax.Array) -> distrax.Distribution:
         x = self.torso()(actor_obs(obs))
         x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(x)  # [*leading, num_outputs]
         if self.is_discrete:
-            return distrax.Categorical(logits=forbid(x, mask))
+            return distrax.Categorical(logits=forbid_illegal(x, obs))
         log_std = self.param("log_std", nn.initializers.zeros, (self.num_outputs,), jnp.float32)
         std = jnp.exp(clip_inward(log_std, -20.0, 2.0))
-        return distrax.MultivariateNormalDiag(x, jnp.broadcast_to(std, x.shape))
+        std = jnp.broadcast_to(std, x.shape)  # distrax would leave it without the batch axes
+        return distrax.MultivariateNormalDiag(x, std)
 
 
 class Critic(nn.Module):
@@ -162,14 +146,13 @@ class Transition:
     terminated: jax.Array  # [num_envs] bool, no successor state
     truncated: jax.Array  # [num_envs] bool, cut by a time limit
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
-    mask: jax.Array | None = None  # [num_envs, num_actions] bool, legal ones
 
 
 @struct.dataclass
 class Batch:
     """Rows of a rollout for the loss; minibatch_size in a minibatch."""
 
-    steps: Transition
+    transitions: Transition
     log_prob: jax.Array  # of the action when sampled
     value: jax.Array  # of obs, before any update
     advantage: jax.Array  # not normalised
@@ -223,7 +206,7 @@ def gae(
         return advantage, advantage
 
     zeros = jnp.zeros_like(delta[0])
-    _, advantage = jax.lax.scan(accumulate, zeros, (delta, decay), reverse=True, unroll=unroll())
+    _, advantage = jax.lax.scan(accumulate, zeros, (delta, decay), reverse=True, unroll=gpu_unroll())
     return advantage, advantage + value
 
 
@@ -232,18 +215,16 @@ def make(config: Config) -> Algorithm:
 
     step            one iteration: num_steps times explore, then learn
       explore       choose actions, step the environments
-      learn         evaluate the rollout, then update_or_stop with each minibatch
+      learn         evaluate the rollout, then update with each minibatch
         evaluate    log-probs, values, advantages, targets
 
     Raises:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
+    check_rollout(config, least=2)  # a single advantage, normalised, is 0
     num_rows = config.steps_per_iteration  # num_envs * num_steps
-    minibatch_size, rest = divmod(num_rows, config.num_minibatches)
-    if rest or minibatch_size == 1:  # a single advantage, normalised, is 0
-        rows = f"num_envs * num_steps = {num_rows}, and be less"
-        raise ValueError(f"num_minibatches = {config.num_minibatches} must divide {rows}")
+    minibatch_size = num_rows // config.num_minibatches
     env = make_env(config.env)
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]
@@ -252,12 +233,12 @@ def make(config: Config) -> Algorithm:
     value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
     critic = Critic(partial(Torso, value_config, critic_obs(env.obs_shape)))
 
-    def make_optimizer(iteration):
-        schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
-        annealed = optax.constant_schedule(schedule(iteration))  # within the iteration
-        learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
-        clip = optax.clip_by_global_norm(config.max_grad_norm)
-        return optax.chain(clip, optax.adam(learning_rate, eps=config.adam_eps))
+    num_updates = config.num_epochs * config.num_minibatches  # of an iteration, at one learning rate
+    schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
+    annealed = lambda count: schedule(count // num_updates)  # noqa: E731
+    learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
+    clip = optax.clip_by_global_norm(config.max_grad_norm)
+    optimizer = optax.chain(clip, optax.adam(learning_rate, eps=config.adam_eps))
 
     def init(key):
         actor_key, critic_key, reset_key, key = jax.random.split(key, 4)
@@ -267,7 +248,7 @@ def make(config: Config) -> Algorithm:
         statistics = normalization.init_statistics(env.obs_shape)
         return State(
             params=params,
-            opt_state=make_optimizer(0).init(params),
+            opt_state=optimizer.init(params),
             env_state=env_state,
             obs=obs,
             key=key,
@@ -276,21 +257,21 @@ def make(config: Config) -> Algorithm:
         )
 
     def step(state, iteration):
+        del iteration  # the optimizer counts its updates
         key, noise_key, env_key = jax.random.split(state.key, 3)
-        shape = config.num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        shape = config.num_steps, config.num_envs  # drawn at once: on a GPU each draw is a kernel
         noise = draw_noise(noise_key, (*shape, num_outputs), jnp.float32)
         inputs = noise, jax.random.split(env_key, shape)
         state = state.replace(key=key, env_state=clear_episodes(state.env_state))
         state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
-        state, metrics = learn(state, rollout, make_optimizer(iteration))
+        state, metrics = learn(state, rollout)
         return state, episode_metrics(state.env_state) | metrics
 
     def explore(state, inputs):
         noise, env_keys = inputs
-        mask = env.action_mask(state.env_state)
-        policy = actor.apply(state.params.actor, preprocess(state, state.obs), mask)
+        policy = actor.apply(state.params.actor, preprocess(state, state.obs))
         if is_discrete:
-            action = (policy.logits + noise).argmax(axis=-1)  # Gumbel noise: a sample
+            action = (policy.logits + noise).argmax(axis=-1)  # with Gumbel noise: a sample
         else:
             action = policy.mean() + policy.stddev() * noise
         outcome = env.step(env_keys, state.env_state, scale_action(action, env.action_space))
@@ -302,17 +283,12 @@ def make(config: Config) -> Algorithm:
             terminated=terminated,
             truncated=truncated,
             next_obs=info["final_observation"],
-            mask=mask,
         )
         return state.replace(env_state=env_state, obs=obs), transition
 
-    def learn(state, rollout, optimizer):
+    def learn(state, rollout):
         # Evaluate the rollout.
-        if config.normalize_reward:
-            done = rollout.terminated | rollout.truncated
-            scaling, reward = state.reward_scaling, rollout.reward
-            scaling, reward = normalization.scale_rewards(scaling, reward, done, config.gamma)
-            state, rollout = state.replace(reward_scaling=scaling), rollout.replace(reward=reward)
+        scaling, rollout = normalization.scale_rewards(state.reward_scaling, rollout, config.gamma)
         batch = evaluate(state, rollout)
         v, target = batch.value, batch.target
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
@@ -320,46 +296,39 @@ def make(config: Config) -> Algorithm:
         # Update with shuffled minibatches.
         key, shuffle_key = jax.random.split(state.key)
         rows = shuffle_epochs(shuffle_key, config.num_epochs, num_rows, minibatch_size)
-        body = partial(update_or_stop, optimizer, batch)
-        (state, _), (metrics, is_update) = jax.lax.scan(body, (state.replace(key=key), True), rows)
-
-        # Average the metrics.
-        metrics = jax.tree.map(lambda x: x.mean(where=is_update), metrics)
-        metrics["num_updates"] = is_update.sum(dtype=jnp.float32)
+        state, metrics = scan_mean(partial(update, batch), state.replace(key=key), rows)
         metrics["explained_variance"] = 1 - (target - v).var() / (target.var() + 1e-8)
 
         # Count the observations.
-        if config.normalize_obs:
-            statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
-            state = state.replace(obs_statistics=statistics)
-        return state, metrics
+        statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
+        return state.replace(obs_statistics=statistics, reward_scaling=scaling), metrics
 
     def evaluate(state, rollout):
         obs, next_obs = preprocess(state, rollout.obs), preprocess(state, rollout.next_obs)
-        log_prob = actor.apply(state.params.actor, obs, rollout.mask).log_prob(rollout.action)
+        log_prob = actor.apply(state.params.actor, obs).log_prob(rollout.action)
         v, next_value = (critic.apply(state.params.critic, x) for x in (obs, next_obs))
         advantage, target = gae(rollout, v, next_value, config.gamma, config.gae_lambda)
-        return Batch(steps=rollout, log_prob=log_prob, value=v, advantage=advantage, target=target)
+        return Batch(
+            transitions=rollout,
+            log_prob=log_prob,
+            value=v,
+            advantage=advantage,
+            target=target,
+        )
 
-    def update_or_stop(optimizer, batch, carry, rows):
-        state, goes_on = carry
-        updated, metrics = update(state, jax.tree.map(lambda x: x[rows], batch), optimizer)
-        goes_on &= (config.target_kl == 0) | (metrics["approx_kl"] <= 1.5 * config.target_kl)
-        state = jax.lax.cond(goes_on, lambda: updated, lambda: state)
-        return (state, goes_on), (metrics, goes_on)
-
-    def update(state, batch, optimizer):
-        grads, metrics = jax.grad(loss, has_aux=True)(state.params, state, batch)
+    def update(batch, state, rows):
+        minibatch = jax.tree.map(lambda x: x[rows], batch)
+        grads, metrics = jax.grad(loss, has_aux=True)(state.params, state, minibatch)
         updates, opt_state = optimizer.update(grads, state.opt_state)
         params = optax.apply_updates(state.params, updates)
         metrics["grad_norm"] = optax.tree.norm(grads)
         return state.replace(params=params, opt_state=opt_state), metrics
 
     def loss(params, state, batch):
-        obs = preprocess(state, batch.steps.obs)
-        policy = actor.apply(params.actor, obs, batch.steps.mask)
+        obs = preprocess(state, batch.transitions.obs)
+        policy = actor.apply(params.actor, obs)
         v = critic.apply(params.critic, obs)
-        log_ratio = policy.log_prob(batch.steps.action) - batch.log_prob
+        log_ratio = policy.log_prob(batch.transitions.action) - batch.log_prob
         ratio = jnp.exp(log_ratio)
         advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
         clipped_ratio = jnp.clip(ratio, 1 - config.clip_eps, 1 + config.clip_eps)
@@ -382,10 +351,10 @@ def make(config: Config) -> Algorithm:
         return policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy, metrics
 
     def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+        return normalization.normalize(state.obs_statistics, obs)  # as it is without statistics
 
-    def act(state, obs, key=None, mask=None):
-        policy = actor.apply(state.params.actor, preprocess(state, obs), mask)
+    def act(state, obs, key=None):
+        policy = actor.apply(state.params.actor, preprocess(state, obs))
         action = policy.mode() if key is None else policy.sample(seed=key)
         return scale_action(action, env.action_space)
 

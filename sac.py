@@ -12,7 +12,7 @@ Different from the original:
 Options, off by default:
   - n_step (Hessel et al. 2018, arXiv:1710.02298), uncorrected, with the last step's entropy alone.
   - noise_steps: AR(1) exploration noise, also across episodes (after Eberhard et al. 2023, ICLR).
-  - layer_norm (arXiv:2403.00514); torso simba (arXiv:2410.09754) without weight decay.
+  - layer_norm (arXiv:2403.00514).
 
 Run: python sac.py --env Pendulum-v1 --num-seeds 16 (--help lists every setting)
 """
@@ -31,7 +31,7 @@ import optax
 from flax import struct
 
 from common import normalization
-from common.buffer import Buffer, add, draw_rows, init_buffer, read, read_windows
+from common.buffer import Buffer, add, draw_rows, init_buffer, read_windows
 from common.config import (
     Fraction,
     NonNegative,
@@ -78,7 +78,6 @@ class Config:
     value_hidden_sizes: tuple[int, ...] = ()  # of each critic; empty: hidden_sizes
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
 
     @property
     def cycle_steps(self) -> int:
@@ -111,13 +110,6 @@ class Torso(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         activation = getattr(nn, self.config.activation)
-        if self.config.torso == "simba":
-            he_normal = nn.initializers.he_normal()
-            x = nn.Dense(self.config.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
-            for size in self.config.hidden_sizes:
-                hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
-                x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
-            return nn.LayerNorm()(x)
         for size in self.config.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
             x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
@@ -125,7 +117,7 @@ class Torso(nn.Module):
 
 
 class Actor(nn.Module):
-    """The squashed Gaussian policy, before the squashing."""
+    """The Gaussian whose actions `squash` maps to [-1, 1]."""
 
     action_dim: int
     torso: Callable  # () -> Torso
@@ -171,9 +163,9 @@ class Transition:
     action: jax.Array  # [num_envs, action_dim], in [-1, 1]
     reward: jax.Array  # [num_envs]
     terminated: jax.Array  # [num_envs] bool, no successor state
+    truncated: jax.Array  # [num_envs] bool, cut by a time limit
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
-    truncated: jax.Array | None = None  # [num_envs] bool, cut by a time limit, if n_step > 1
-    discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch if n_step > 1
+    discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch
 
 
 @struct.dataclass
@@ -197,7 +189,7 @@ class State:
     obs: jax.Array  # [num_envs, *obs_shape]
     key: jax.Array  # []
     obs_statistics: normalization.RunningStatistics | None  # if normalize_obs
-    noise: jax.Array | None  # [num_envs, action_dim], if noise_steps > 1
+    noise: jax.Array | None  # [num_envs, action_dim], of the last step, if noise_steps > 1
 
 
 class Algorithm(NamedTuple):
@@ -247,11 +239,11 @@ def make(config: Config) -> Algorithm:
         "log_alpha": optax.adam(config.alpha_learning_rate),
     }
     window = {"n_step": config.n_step, "num_envs": config.num_envs, "gamma": config.gamma}
-    read_batches = partial(read_windows, **window) if config.n_step > 1 else read
+    read_batches = partial(read_windows, **window)
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
     rows_shape = num_cycles, config.cycle_updates, config.batch_size
-    noise_shape = num_cycles, config.cycle_updates, 2, config.batch_size, action_dim  # 2 losses
+    noise_shape = num_cycles, config.cycle_updates, 2, config.batch_size, action_dim  # 2: losses
 
     def init(key):
         keys = jax.random.split(key, 7)
@@ -265,8 +257,7 @@ def make(config: Config) -> Algorithm:
         )
         zero, no = jnp.float32(0), jnp.bool_(False)
         first = jax.tree.map(lambda x: x[0], obs)
-        row = Transition(obs=first, action=noise[0], reward=zero, terminated=no, next_obs=first)
-        row = row.replace(truncated=no) if config.n_step > 1 else row
+        row = Transition(first, noise[0], zero, terminated=no, truncated=no, next_obs=first)
         statistics = normalization.init_statistics(env.obs_shape)
         state = State(
             params=params,
@@ -286,7 +277,7 @@ def make(config: Config) -> Algorithm:
     def step(state, iteration):
         del iteration  # nothing follows a schedule
         key, explore_key, env_key, row_key, learn_key = jax.random.split(state.key, 5)
-        shape = num_cycles, num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        shape = num_cycles, num_steps, config.num_envs  # drawn at once: on a GPU each draw is a kernel
         noise = jax.random.normal(explore_key, (*shape, action_dim), jnp.float32)
         explore_inputs = noise, jax.random.split(env_key, shape)
         rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
@@ -302,11 +293,9 @@ def make(config: Config) -> Algorithm:
 
     def explore(state, inputs):
         noise, env_keys = inputs
-        if config.noise_steps > 1:
-            noise = correlate(state.noise, noise, config.noise_steps)
-            state = state.replace(noise=noise)
+        last_noise, noise = correlate(state.noise, noise, config.noise_steps)
         action, _ = sample_action(state.params.actor, preprocess(state, state.obs), noise)
-        return env_step(state, (action, env_keys))
+        return env_step(state.replace(noise=last_noise), (action, env_keys))
 
     def env_step(state, inputs):
         action, env_keys = inputs
@@ -317,14 +306,12 @@ def make(config: Config) -> Algorithm:
             action=action,
             reward=config.reward_scale * reward,
             terminated=terminated,
+            truncated=truncated,
             next_obs=info["final_observation"],
-            truncated=truncated if config.n_step > 1 else None,
         )
-        state = state.replace(buffer=add(state.buffer, transition), env_state=env_state, obs=obs)
-        if config.normalize_obs:
-            statistics = normalization.update_statistics(state.obs_statistics, transition.obs)
-            state = state.replace(obs_statistics=statistics)
-        return state, None
+        statistics = normalization.update_statistics(state.obs_statistics, transition.obs)
+        state = state.replace(env_state=env_state, obs=obs, obs_statistics=statistics)
+        return state.replace(buffer=add(state.buffer, transition)), None
 
     def learn(state, inputs):
         rows, noise = inputs
@@ -332,9 +319,9 @@ def make(config: Config) -> Algorithm:
         return scan_mean(update, state, (batches, noise))
 
     def update(state, inputs):
-        batch, noise = inputs
-        state, critic_metrics = descend(state, "critic", critic_loss, batch, noise[0])
-        state, actor_metrics = descend(state, "actor", actor_loss, batch, noise[1])
+        batch, (critic_noise, actor_noise) = inputs
+        state, critic_metrics = descend(state, "critic", critic_loss, batch, critic_noise)
+        state, actor_metrics = descend(state, "actor", actor_loss, batch, actor_noise)
         state, alpha_metrics = descend(state, "log_alpha", alpha_loss, actor_metrics["entropy"])
         target = optax.incremental_update(state.params.critic, state.target_params, config.tau)
         return state.replace(target_params=target), critic_metrics | actor_metrics | alpha_metrics
@@ -352,8 +339,7 @@ def make(config: Config) -> Algorithm:
         next_action, next_log_prob = sample_action(state.params.actor, next_obs, noise)
         q_next = critic.apply(state.target_params, next_obs, next_action)  # [batch_size, 2]
         next_value = q_next.min(axis=-1) - jnp.exp(state.params.log_alpha) * next_log_prob  # eq. 3
-        discount = config.gamma if config.n_step == 1 else batch.discount
-        target = batch.reward + discount * jnp.where(batch.terminated, 0.0, next_value)
+        target = batch.reward + batch.discount * jnp.where(batch.terminated, 0.0, next_value)
 
         obs = preprocess(state, batch.obs)
         q = critic.apply(critic_params, obs, batch.action)  # [batch_size, 2]
@@ -373,11 +359,13 @@ def make(config: Config) -> Algorithm:
 
     def sample_action(actor_params, obs, noise):
         policy = actor.apply(actor_params, obs)
-        gaussian_action, log_det = policy.bijector.forward_and_log_det(noise)
-        return squash(gaussian_action, policy.distribution.log_prob(noise) - log_det)
+        mean, std = policy.mean(), policy.stddev()
+        # The policy's own log_prob would find the noise again by a division, inexact if std is small.
+        log_prob = (jax.scipy.stats.norm.logpdf(noise) - jnp.log(std)).sum(axis=-1)
+        return squash(mean + std * noise, log_prob)
 
     def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+        return normalization.normalize(state.obs_statistics, obs)  # as it is without statistics
 
     def act(state, obs, key=None):
         policy = actor.apply(state.params.actor, preprocess(state, obs))

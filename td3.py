@@ -13,7 +13,7 @@ Options, off by default:
   - n_step (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy.
   - noise_steps: AR(1) exploration noise, also across episodes (after Eberhard et al. 2023, ICLR).
   - exploration_noise_max: a std of the noise for each environment (arXiv:2307.12983).
-  - layer_norm (arXiv:2403.00514); torso simba (arXiv:2410.09754) without weight decay.
+  - layer_norm (arXiv:2403.00514).
 
 Run: python td3.py --env Pendulum-v1 --num-seeds 16 (--help lists every setting)
 """
@@ -31,11 +31,11 @@ import optax
 from flax import struct
 
 from common import normalization
-from common.buffer import Buffer, add, draw_rows, init_buffer, read, read_windows
+from common.buffer import Buffer, add, draw_rows, init_buffer, read_windows
 from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
-from common.loops import scan_mean, unroll
+from common.loops import gpu_unroll, scan_mean
 from common.random import correlate
 from common.spaces import actor_obs, check_continuous, critic_obs, scale_action
 
@@ -72,7 +72,6 @@ class Config:
     value_hidden_sizes: tuple[int, ...] = ()  # of each critic; empty: hidden_sizes
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
 
     @property
     def cycle_steps(self) -> int:
@@ -105,13 +104,6 @@ class Torso(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         activation = getattr(nn, self.config.activation)
-        if self.config.torso == "simba":
-            he_normal = nn.initializers.he_normal()
-            x = nn.Dense(self.config.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
-            for size in self.config.hidden_sizes:
-                hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
-                x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
-            return nn.LayerNorm()(x)
         for size in self.config.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
             x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
@@ -164,9 +156,9 @@ class Transition:
     action: jax.Array  # [num_envs, action_dim], in [-1, 1]
     reward: jax.Array  # [num_envs]
     terminated: jax.Array  # [num_envs] bool, no successor state
+    truncated: jax.Array  # [num_envs] bool, cut by a time limit
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
-    truncated: jax.Array | None = None  # [num_envs] bool, cut by a time limit, if n_step > 1
-    discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch if n_step > 1
+    discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch
 
 
 @struct.dataclass
@@ -189,7 +181,7 @@ class State:
     obs: jax.Array  # [num_envs, *obs_shape]
     key: jax.Array  # []
     obs_statistics: normalization.RunningStatistics | None  # if normalize_obs
-    noise: jax.Array | None  # [num_envs, action_dim], if noise_steps > 1
+    noise: jax.Array | None  # [num_envs, action_dim], of the last step, if noise_steps > 1
 
 
 class Algorithm(NamedTuple):
@@ -234,12 +226,12 @@ def make(config: Config) -> Algorithm:
         "critic": optax.adam(config.critic_learning_rate),
     }
     window = {"n_step": config.n_step, "num_envs": config.num_envs, "gamma": config.gamma}
-    read_batches = partial(read_windows, **window) if config.n_step > 1 else read
+    read_batches = partial(read_windows, **window)
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
-    updates = config.cycle_updates // config.policy_delay, config.policy_delay
-    rows_shape = num_cycles, *updates, config.batch_size
-    noise_shape = num_cycles, *updates, config.batch_size, action_dim
+    num_updates = config.cycle_updates // config.policy_delay  # of the actor per cycle
+    rows_shape = num_cycles, num_updates, config.policy_delay, config.batch_size
+    noise_shape = *rows_shape, action_dim
     spread = jnp.maximum(config.exploration_noise_max - config.exploration_noise, 0.0)
     share = np.linspace(0.0, 1.0, config.num_envs, dtype=np.float32)[:, None]
     noise_std = config.exploration_noise + share * spread  # [num_envs, 1]
@@ -255,8 +247,7 @@ def make(config: Config) -> Algorithm:
         )
         zero, no = jnp.float32(0), jnp.bool_(False)
         first = jax.tree.map(lambda x: x[0], obs)
-        row = Transition(obs=first, action=noise[0], reward=zero, terminated=no, next_obs=first)
-        row = row.replace(truncated=no) if config.n_step > 1 else row
+        row = Transition(first, noise[0], zero, terminated=no, truncated=no, next_obs=first)
         statistics = normalization.init_statistics(env.obs_shape)
         state = State(
             params=params,
@@ -276,7 +267,7 @@ def make(config: Config) -> Algorithm:
     def step(state, iteration):
         del iteration  # nothing follows a schedule
         key, explore_key, env_key, row_key, learn_key = jax.random.split(state.key, 5)
-        shape = num_cycles, num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        shape = num_cycles, num_steps, config.num_envs  # drawn at once: on a GPU each draw is a kernel
         noise = jax.random.normal(explore_key, (*shape, action_dim), jnp.float32)
         explore_inputs = noise, jax.random.split(env_key, shape)
         rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
@@ -292,12 +283,10 @@ def make(config: Config) -> Algorithm:
 
     def explore(state, inputs):
         noise, env_keys = inputs
-        if config.noise_steps > 1:
-            noise = correlate(state.noise, noise, config.noise_steps)
-            state = state.replace(noise=noise)
+        last_noise, noise = correlate(state.noise, noise, config.noise_steps)
         action = actor.apply(state.params.actor, preprocess(state, state.obs))
         action = jnp.clip(action + noise_std * noise, -1.0, 1.0)
-        return env_step(state, (action, env_keys))
+        return env_step(state.replace(noise=last_noise), (action, env_keys))
 
     def env_step(state, inputs):
         action, env_keys = inputs
@@ -308,14 +297,12 @@ def make(config: Config) -> Algorithm:
             action=action,
             reward=config.reward_scale * reward,
             terminated=terminated,
+            truncated=truncated,
             next_obs=info["final_observation"],
-            truncated=truncated if config.n_step > 1 else None,
         )
-        state = state.replace(buffer=add(state.buffer, transition), env_state=env_state, obs=obs)
-        if config.normalize_obs:
-            statistics = normalization.update_statistics(state.obs_statistics, transition.obs)
-            state = state.replace(obs_statistics=statistics)
-        return state, None
+        statistics = normalization.update_statistics(state.obs_statistics, transition.obs)
+        state = state.replace(env_state=env_state, obs=obs, obs_statistics=statistics)
+        return state.replace(buffer=add(state.buffer, transition)), None
 
     def learn(state, inputs):
         rows, noise = inputs
@@ -324,7 +311,7 @@ def make(config: Config) -> Algorithm:
 
     def update(state, inputs):
         batches, noise = inputs  # [policy_delay, ...]
-        state, critic_metrics = scan_mean(update_critic, state, (batches, noise), unroll=unroll())
+        state, critic_metrics = scan_mean(update_critic, state, (batches, noise), unroll=gpu_unroll())
         last_batch = jax.tree.map(lambda x: x[-1], batches)
         state, actor_metrics = descend(state, "actor", actor_loss, last_batch)
         target_params = optax.incremental_update(state.params, state.target_params, config.tau)
@@ -347,8 +334,7 @@ def make(config: Config) -> Algorithm:
         next_action = smooth(next_action, config.target_noise * noise, config.target_noise_clip)
         q_next = critic.apply(state.target_params.critic, next_obs, next_action)  # [batch_size, 2]
         next_value = q_next.min(axis=-1)  # clipped double Q-learning, eq. 10
-        discount = config.gamma if config.n_step == 1 else batch.discount
-        target = batch.reward + discount * jnp.where(batch.terminated, 0.0, next_value)
+        target = batch.reward + batch.discount * jnp.where(batch.terminated, 0.0, next_value)
 
         obs = preprocess(state, batch.obs)
         q = critic.apply(critic_params, obs, batch.action)  # [batch_size, 2]
@@ -363,7 +349,7 @@ def make(config: Config) -> Algorithm:
         return loss, {"actor_loss": loss}
 
     def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+        return normalization.normalize(state.obs_statistics, obs)  # as it is without statistics
 
     def act(state, obs, key=None):
         action = actor.apply(state.params.actor, preprocess(state, obs))

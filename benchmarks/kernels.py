@@ -39,7 +39,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import common  # noqa: F401  # before gymnax starts JAX
-from runner.ask.cli import check_preset_name, find_preset
+from common.presets import check_preset_name, find_preset
 
 jax.default_backend = lambda: "gpu"  # the scripts ask, to unroll their loops
 jax.config.update("jax_default_matmul_precision", "float32")  # as the scripts run

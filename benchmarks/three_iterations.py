@@ -30,7 +30,9 @@ def arrays_of(prefix: str, tree) -> dict[str, np.ndarray]:
 
 
 script, settings = importlib.import_module(SCRIPT), json.loads(Path(CONFIG).read_text())
-config = script.Config(**{name: tuple(x) if isinstance(x, list) else x for name, x in settings.items()})
+settings = {name: tuple(x) if isinstance(x, list) else x for name, x in settings.items()}
+fields = script.Config.__dataclass_fields__  # a setting that one of the two programs lacks is left out
+config = script.Config(**{name: x for name, x in settings.items() if name in fields})
 algorithm, key = script.make(config), jax.random.key(0)
 init, step = jax.jit(algorithm.init), jax.jit(algorithm.step)
 abstract = jax.eval_shape(jax.random.key, 0)

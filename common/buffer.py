@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from common.random import split_rows
+from common.random import shard_rows
 
 
 @struct.dataclass
@@ -70,7 +70,7 @@ def draw_rows(buffer: Buffer, key: jax.Array, shape: tuple[int, ...], num_new: i
     """
     count = buffer.count + num_new * jnp.arange(1, shape[0] + 1, dtype=jnp.int32)
     size = jnp.minimum(count, buffer.capacity).reshape(-1, *[1] * (len(shape) - 1))
-    return split_rows(jax.random.randint(key, shape, 0, jnp.broadcast_to(size, shape), jnp.int32))
+    return shard_rows(jax.random.randint(key, shape, 0, jnp.broadcast_to(size, shape), jnp.int32))
 
 
 def read(buffer: Buffer, rows: jax.Array) -> Any:
@@ -86,8 +86,8 @@ def read_windows(buffer: Buffer, rows: jax.Array, *, n_step: int, num_envs: int,
     """The windows of n_step transitions that begin at these rows, each as one transition: n-step returns.
 
     A window has the rows of one environment, `num_envs` rows apart. It ends after n_step rows, with the episode or with
-    the newest row: `reward` is its discounted sum, `discount` is gamma to the power of its length; `terminated`,
-    `next_obs` and, if there is one, `next_mask` are those of its last row.
+    the newest row: `reward` is its discounted sum, `discount` is gamma to the power of its length; `terminated` and
+    `next_obs` are those of its last row.
     """
     batch = read(buffer, rows)
     num_newer = (buffer.count - 1 - rows) % buffer.capacity
@@ -99,8 +99,7 @@ def read_windows(buffer: Buffer, rows: jax.Array, *, n_step: int, num_envs: int,
         end = read(buffer, last)
         reward += jnp.where(is_open, discount * end.reward, 0.0)
         discount *= jnp.where(is_open, gamma, 1.0)
-    following = {name: getattr(end, name) for name in ("next_obs", "next_mask") if hasattr(end, name)}
-    return batch.replace(reward=reward, discount=discount, terminated=end.terminated, **following)
+    return batch.replace(reward=reward, discount=discount, terminated=end.terminated, next_obs=end.next_obs)
 
 
 def cut_newest(buffer: Buffer, n: int) -> Buffer:

@@ -42,12 +42,6 @@ def validate(config: ConfigType) -> ConfigType:
         prefill = f"learning_starts = {config.learning_starts} plus " if hasattr(config, "learning_starts") else ""
         least = f"{prefill}one iteration of {config.steps_per_iteration} env steps"
         raise ValueError(f"total_timesteps = {config.total_timesteps} is less than {least}")
-    if getattr(config, "torso", "mlp") == "simba":  # its blocks keep the width and normalise
-        for name in ("hidden_sizes", "value_hidden_sizes"):
-            if len(set(getattr(config, name, None) or config.hidden_sizes)) != 1:
-                raise ValueError(f"{name} = {getattr(config, name)} must be one width, repeated, if torso = simba")
-        if config.layer_norm:
-            raise ValueError("layer_norm must be False if torso = simba, whose blocks have a LayerNorm")
     floats = {name: getattr(config, name) for name, hint in hints.items() if _split(hint)[0] is float}
     on_host = {name: np.float32(value) for name, value in floats.items() if not isinstance(value, jax.Array)}
     if getattr(config, "normalize_reward", False) and on_host.get("reward_scale") != 1:  # else it is swept
@@ -103,6 +97,18 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool) and value >= 1
     return isinstance(value, kind)
+
+
+def check_rollout(config: Any, least: int = 1) -> None:
+    """Check that the minibatches divide a rollout, into `least` rows or more each.
+
+    Raises:
+        ValueError: naming the fields and what they must be.
+    """
+    rows, parts = config.num_envs * config.num_steps, config.num_minibatches
+    if rows % parts or rows // parts < least:
+        at_least = f", with at least {least} rows each" if least > 1 else ""
+        raise ValueError(f"num_minibatches = {parts} must divide num_envs * num_steps = {rows}{at_least}")
 
 
 def check_replay(config: Any) -> None:

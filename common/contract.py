@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from common.random import is_key
+from common.spaces import legal_actions
 
 OWN_METRICS = ("episode_return", "episode_length", "num_episodes")  # names that no scalar of an environment may have
 OUTPUTS = {"reset": ("obs", "state"), "step": ("obs", "state", "reward", "terminated", "info")}
@@ -44,7 +45,7 @@ def check_suite(suite: Any, reset: Callable, step: Callable) -> tuple[Any, Any, 
     scalars = {name: x for name, x in info.items() if getattr(x, "shape", None) == () and name != "truncated"}
     if taken := [name for name in OWN_METRICS if name in scalars]:
         raise ValueError(f"info has a scalar {taken[0]}, which is a metric of every environment; give it another name")
-    _check_mask(suite, start[1])
+    _check_legal(suite, start[0])
     return *after, scalars
 
 
@@ -63,25 +64,28 @@ def _trace(name: str, function: Callable, *inputs: Any) -> tuple:
 
 
 def _check_obs(obs: Any) -> None:
-    parts = obs if isinstance(obs, dict) else {"actor": obs, "critic": obs}
-    if parts.keys() != {"actor", "critic"} or not all(hasattr(x, "shape") for x in parts.values()):
-        raise ValueError(f"obs must be an array, or a dict of two arrays, actor and critic, not {_show(obs)}")
+    parts = obs if isinstance(obs, dict) else {"actor": obs}
+    names = {"actor", "critic", "legal"}
+    if "actor" not in parts or not parts.keys() <= names or not all(hasattr(x, "shape") for x in parts.values()):
+        raise ValueError(f"obs must be an array, or a dict of arrays, actor and maybe critic, legal, not {_show(obs)}")
     if not all(x.size for x in parts.values()):
         raise ValueError(f"obs must have elements, and has the shape {jax.tree.map(jnp.shape, obs)}")
 
 
-def _check_mask(suite: Any, state: Any) -> None:
-    """Raise ValueError unless `action_mask` is None or tells the legal actions, of which there is at least one."""
-    mask = jax.eval_shape(suite.action_mask, state)
-    if mask is None:
+def _check_legal(suite: Any, obs: Any) -> None:
+    """Raise ValueError unless the entry `legal` of obs, if there is one, tells at least one legal action."""
+    if hasattr(suite, "action_mask"):
+        raise ValueError("action_mask is not read any more: legal actions are the entry `legal` of obs")
+    legal = legal_actions(obs)
+    if legal is None:
         return
     num_actions = getattr(suite.action_space, "n", None)
     if num_actions is None:
-        raise ValueError("action_mask must be None, as the actions are continuous")
-    if getattr(mask, "shape", None) != (num_actions,) or mask.dtype != bool:
-        raise ValueError(f"action_mask must be a bool [{num_actions}], not {_show(mask)}")
-    if not jax.jit(lambda key: suite.action_mask(suite.reset(key)[1]).any())(jax.random.key(0)):
-        raise ValueError("action_mask has no legal action where an episode begins")
+        raise ValueError("obs must have no entry `legal`, as the actions are continuous")
+    if legal.shape != (num_actions,) or legal.dtype != bool:
+        raise ValueError(f"obs['legal'] must be a bool [{num_actions}], not {_show(legal)}")
+    if not jax.jit(lambda key: suite.reset(key)[0]["legal"].any())(jax.random.key(0)):
+        raise ValueError("obs['legal'] has no legal action where an episode begins")
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from common.contract import check_suite
-from common.loops import unroll
+from common.loops import gpu_unroll
 from common.random import is_key
 from common.starts import init_starts, next_starts, renew_starts
 from common.suites import Suite, find_maker, make_suite
@@ -33,9 +33,8 @@ class Environment:
     Keys are typed or old-style ones (`jax.random.PRNGKey`).
 
     Attributes:
-        obs_shape, obs_dtype: of one observation; dicts of them if the critic sees more than the actor.
+        obs_shape, obs_dtype: of one observation; dicts of them if observations are dicts, see `common.suites.Suite`.
         scalars: names of the scalars in the suite's info, which become metrics.
-        has_mask: whether actions may be illegal; see `action_mask`.
 
     Raises:
         ValueError: the suite is not what common/suites says, in one line.
@@ -54,12 +53,11 @@ class Environment:
         self.obs_shape = jax.tree.map(lambda x: x.shape, obs)
         self.obs_dtype = jax.tree.map(lambda x: x.dtype, obs)
         self.scalars = list(scalars)
-        self.has_mask = jax.eval_shape(suite.action_mask, state) is not None
 
     @property
     def unroll(self) -> int:
         """Rounds that a loop over steps runs as one, `jax.lax.scan(..., unroll=env.unroll)`."""
-        return unroll() if self.suite.is_small else 1
+        return gpu_unroll() if self.suite.is_small else 1
 
     def reset(self, keys: jax.Array) -> tuple[jax.Array, EnvState]:
         """Start an episode in each environment. keys [num_envs] -> obs [num_envs, *obs_shape], env_state."""
@@ -77,10 +75,6 @@ class Environment:
             turn=jnp.int32(0),
             told=dict.fromkeys(self.scalars, none),
         )
-
-    def action_mask(self, env_state: EnvState) -> jax.Array | None:
-        """Legal actions [num_envs, n] bool; None where all are legal in every state."""
-        return jax.vmap(self.suite.action_mask)(env_state.state) if self.has_mask else None
 
     def advance(self, keys: jax.Array, env_state: EnvState, action: jax.Array):
         """Like `step`, but start no episode: `obs` is the true successor also where the episode has ended."""
@@ -104,9 +98,8 @@ class Environment:
 
         Returns:
             obs [num_envs, *obs_shape] (of the next episode where one ended), env_state, reward, terminated, truncated
-            (each [num_envs]; both flags may be true), and info: `final_observation` (the true successor of every step),
-            `final_mask` (its `action_mask`), `returned_episode` (whether an episode ended), its
-            `returned_episode_returns` and `returned_episode_lengths`, and the scalars of the suite's info.
+            (each [num_envs]; both flags may be true), and info: `final_observation` (the true successor of every step)
+            and the scalars of the suite's info.
         """
         step_keys, *reset_keys = _split(keys, 3 if self.reset_period else 2)  # to renew kept starts, to use one
         next_obs, env_state, reward, terminated, truncated, info = self.advance(step_keys, env_state, action)
@@ -117,13 +110,7 @@ class Environment:
         counted = is_told | dict.fromkeys(episode, done)
         episodes = jax.tree.map(add, env_state.episodes, info | episode, counted)
         told = jax.tree.map(lambda count, x: count + x, env_state.told, is_told)
-        info |= {
-            "final_observation": next_obs,
-            "final_mask": self.action_mask(env_state),
-            "returned_episode": done,
-            "returned_episode_returns": env_state.episode_return,
-            "returned_episode_lengths": env_state.length,
-        }
+        info["final_observation"] = next_obs
         starts = next_starts(self._reset, reset_keys[-1], env_state.starts)
         obs, state = jax.vmap(_select)(done, starts, (next_obs, env_state.state))
         env_state = env_state.replace(

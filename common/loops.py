@@ -9,8 +9,8 @@ import jax.numpy as jnp
 UNROLL = 8  # rounds of a short loop that a GPU runs as one: fewer kernels, longer compilation (benchmarks/NOTES.md)
 
 
-def unroll() -> int:
-    """Rounds that a loop with a short body runs as one, `jax.lax.scan(..., unroll=unroll())`: 1 except on a GPU."""
+def gpu_unroll() -> int:
+    """Rounds that a loop with a short body runs as one, `jax.lax.scan(..., unroll=gpu_unroll())`: 1 except on a GPU."""
     return UNROLL if jax.default_backend() == "gpu" else 1
 
 

@@ -17,13 +17,19 @@ class RunningStatistics:
 
 
 def init_statistics(shape: tuple[int, ...] | dict[str, tuple[int, ...]]) -> RunningStatistics:
-    """Statistics before the first item of this shape."""
+    """Statistics before the first item of this shape; `legal`, the actions in a dict of observations, has none."""
+    if isinstance(shape, dict):
+        shape = {name: x for name, x in shape.items() if name != "legal"}
     mean = jax.tree.map(lambda shape: jnp.zeros(shape, jnp.float32), shape, is_leaf=lambda x: isinstance(x, tuple))
     return RunningStatistics(mean=mean, variance=jax.tree.map(jnp.ones_like, mean), count=jnp.int32(0))
 
 
-def update_statistics(statistics: RunningStatistics, batch: Any) -> RunningStatistics:
-    """Add a batch [..., *shape]; any chunking gives the same to rounding (Chan et al. 1979, eq. 2.1)."""
+def update_statistics(statistics: RunningStatistics | None, batch: Any) -> RunningStatistics | None:
+    """Add a batch [..., *shape]; any chunking gives the same to rounding (Chan et al. 1979, eq. 2.1). None: None."""
+    if statistics is None:
+        return None
+    if isinstance(batch, dict):
+        batch = {name: batch[name] for name in statistics.mean}
     batch = jax.tree.map(lambda mean, x: x.astype(jnp.float32).reshape(-1, *mean.shape), statistics.mean, batch)
     num_items = len(jax.tree.leaves(batch)[0])
     total = statistics.count + num_items
@@ -38,19 +44,23 @@ def update_statistics(statistics: RunningStatistics, batch: Any) -> RunningStati
     return RunningStatistics(mean=mean, variance=variance, count=total)
 
 
-def normalize(statistics: RunningStatistics, x: Any, clip: float = 10.0) -> Any:
-    """(x - mean) / std, clipped; x [..., *shape]. The 1e-8 keeps constant features finite.
+def normalize(statistics: RunningStatistics | None, x: Any, clip: float = 10.0) -> Any:
+    """(x - mean) / std, clipped; x [..., *shape]. The 1e-8 keeps constant features finite. Without statistics: x.
 
-    A dict may lack entries: a policy acts without those that only the critic sees.
+    A dict may lack entries: a policy acts without those that only the critic sees. Entries without statistics, as
+    `legal`, stay as they are.
     """
+    if statistics is None:
+        return x
 
     def scale(x, mean, variance):
         mean, variance = jnp.broadcast_to(mean, x.shape), jnp.broadcast_to(variance, x.shape)
         return jnp.clip((x.astype(jnp.float32) - mean) * jax.lax.rsqrt(variance + 1e-8), -clip, clip)
 
-    moments = statistics.mean, statistics.variance
-    moments = ({name: moment[name] for name in x} if isinstance(x, dict) else moment for moment in moments)
-    return jax.tree.map(scale, x, *moments)
+    mean, variance = statistics.mean, statistics.variance
+    if isinstance(x, dict):
+        return x | {name: scale(x[name], mean[name], variance[name]) for name in mean if name in x}
+    return scale(x, mean, variance)
 
 
 @struct.dataclass
@@ -66,21 +76,23 @@ def init_reward_scaling(num_envs: int) -> RewardScaling:
     return RewardScaling(statistics=init_statistics(()), discounted_return=jnp.zeros(num_envs, jnp.float32))
 
 
-def scale_rewards(
-    scaling: RewardScaling, reward: jax.Array, done: jax.Array, gamma: float
-) -> tuple[RewardScaling, jax.Array]:
+def scale_rewards(scaling: RewardScaling | None, rollout: Any, gamma: float) -> tuple[RewardScaling | None, Any]:
     """Divide rewards by the std of the running discounted return, without centring (Engstrom et al. 2020).
 
-    reward and done (terminated | truncated): [num_steps, num_envs]. The discounted return is reset *after* the last
-    reward of an episode has been counted.
+    rollout: has reward, terminated and truncated, [num_steps, num_envs]; without scaling it stays as it is. The
+    discounted return is reset *after* the last reward of an episode has been counted.
     """
+    if scaling is None:
+        return None, rollout
+    done = rollout.terminated | rollout.truncated
 
     def accumulate(discounted_return, inputs):
         reward, done = inputs
         discounted_return = gamma * discounted_return + reward
         return jnp.where(done, 0.0, discounted_return), discounted_return
 
-    discounted_return, returns = jax.lax.scan(accumulate, scaling.discounted_return, (reward, done))
+    discounted_return, returns = jax.lax.scan(accumulate, scaling.discounted_return, (rollout.reward, done))
     statistics = update_statistics(scaling.statistics, returns)
-    scaled = jnp.clip(reward * jax.lax.rsqrt(statistics.variance + 1e-8), -10.0, 10.0)
-    return RewardScaling(statistics=statistics, discounted_return=discounted_return), scaled
+    reward = jnp.clip(rollout.reward * jax.lax.rsqrt(statistics.variance + 1e-8), -10.0, 10.0)
+    scaling = RewardScaling(statistics=statistics, discounted_return=discounted_return)
+    return scaling, rollout.replace(reward=reward)

@@ -1,5 +1,7 @@
 """Tuned settings of environments: presets/<script>.toml beside the folder `common`."""
 
+import dataclasses
+import sys
 import tomllib
 import typing
 from pathlib import Path
@@ -8,6 +10,47 @@ from common.config import ConfigType, check_value
 from common.suites import canonical_name
 
 FOLDER = Path(__file__).resolve().parent.parent / "presets"
+
+
+def preset(config_class: type[ConfigType], env: str, name: str = "", **fields: typing.Any) -> ConfigType:
+    """The Config that `python SCRIPT.py --env ENV` trains: its preset, or without one the defaults of the script.
+
+    Args:
+        config_class: `Config` of a script.
+        env: as for --env, also with options behind a colon.
+        name: of the preset, as "small"; "": the one without a name.
+        fields: other settings, in place of those of the preset.
+
+    Raises:
+        ValueError: no preset of this name, or as `read_all_presets`.
+    """
+    script, env = sys.modules[config_class.__module__].__file__, canonical_name(env)
+    check_preset_name(script, config_class, env, name)
+    config = find_preset(script, config_class, env, name) or config_class(env=env)
+    return dataclasses.replace(config, **fields)
+
+
+def find_preset(script: str, config_class: type, env: str, name: str = "") -> typing.Any:
+    """The preset of an environment, None without one; options behind a colon do not change which preset it takes.
+
+    Raises:
+        ValueError: the file of presets has an error.
+    """
+    config = read_presets(Path(script).stem, config_class, name).get(_without_options(env))
+    return config and dataclasses.replace(config, env=env)
+
+
+def check_preset_name(script: str, config_class: type, env: str, name: str) -> None:
+    """Raise ValueError, with the names that there are, unless the environment has a preset of this name."""
+    env, algorithm = _without_options(env), Path(script).stem
+    names = [x for x, presets in read_all_presets(algorithm, config_class).items() if x and env in presets]
+    if name and name not in names:
+        others = f"only {', '.join(names)}" if names else "whose presets have no name: leave --preset out"
+        raise ValueError(f"presets/{algorithm}.toml has no preset {name} for {env}, {others}")
+
+
+def _without_options(env: str) -> str:
+    return env.partition(":")[0]
 
 
 def read_presets(script: str, config_class: type[ConfigType], name: str = "") -> dict[str, ConfigType]:

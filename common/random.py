@@ -31,10 +31,10 @@ def shuffle_epochs(key: jax.Array, num_epochs: int, num_rows: int, minibatch_siz
         [num_epochs * num_rows / minibatch_size, minibatch_size] uint32.
     """
     epochs = jax.vmap(shuffle, (0, None))(jax.random.split(key, num_epochs), num_rows)
-    return split_rows(epochs.reshape(-1, minibatch_size))
+    return shard_rows(epochs.reshape(-1, minibatch_size))
 
 
-def split_rows(rows: jax.Array) -> jax.Array:
+def shard_rows(rows: jax.Array) -> jax.Array:
     """The same row numbers [..., minibatch_size], split over the devices of a lane, and with them the gradient.
 
     They stay whole where a lane has one device, that is without a mesh axis "env" in the context, and where
@@ -46,7 +46,18 @@ def split_rows(rows: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(rows, PartitionSpec(*[None] * (rows.ndim - 1), "env"))
 
 
-def correlate(noise: jax.Array, normal: jax.Array, noise_steps: int) -> jax.Array:
-    """Next noise of an AR(1) process: variance 1, autocorrelation (1 - 1 / noise_steps)^lag."""
+def correlate(last: jax.Array | None, noise: jax.Array, noise_steps: int) -> tuple[jax.Array | None, jax.Array]:
+    """Next noise of an AR(1) process: variance 1, autocorrelation (1 - 1 / noise_steps)^lag.
+
+    Args:
+        last: the noise before; None: nothing is correlated.
+        noise: normal, white.
+
+    Returns:
+        What is `last` in the next step, and the noise of this one.
+    """
+    if last is None:
+        return None, noise
     correlation = 1.0 - 1.0 / noise_steps
-    return correlation * noise + (1.0 - correlation**2) ** 0.5 * normal
+    noise = correlation * last + (1.0 - correlation**2) ** 0.5 * noise
+    return noise, noise

@@ -1,25 +1,9 @@
-"""Parts and units of observations, legal actions, the units of actions, and which scripts take them."""
+"""Parts and units of observations, legal actions, units of actions, and which scripts take them."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-
-
-def forbid(scores: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Scores of actions [..., n], logits or Q values, made very low where the mask [..., n] has no legal action.
-
-    As logits they have probability 0 and gradient 0 (Huang & Ontañón 2022, arXiv:2006.14171).
-    """
-    return scores if mask is None else jnp.where(mask, scores, -1e9)
-
-
-def choose_legal(number: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """The legal action of a number [...] int, counted in a circle; without a mask [..., n] the number itself."""
-    if mask is None:
-        return number
-    number = number % mask.sum(axis=-1)
-    return (mask.cumsum(axis=-1) > number[..., None]).argmax(axis=-1)
 
 
 def actor_obs(obs: Any) -> Any:
@@ -28,8 +12,46 @@ def actor_obs(obs: Any) -> Any:
 
 
 def critic_obs(obs: Any) -> Any:
-    """The part that value functions see: all of it, or the entry `critic`, known in simulation (Pinto et al. 2018)."""
-    return obs["critic"] if isinstance(obs, dict) else obs
+    """The part that value functions see: the entry `critic`, as in simulation (Pinto et al. 2018), or the policy's."""
+    return obs["critic"] if isinstance(obs, dict) and "critic" in obs else actor_obs(obs)
+
+
+def legal_actions(obs: Any) -> jax.Array | None:
+    """The entry `legal` of an observation, [..., n] bool; None if all actions are legal. Also of `obs_shape`."""
+    return obs.get("legal") if isinstance(obs, dict) else None
+
+
+def forbid_illegal(scores: jax.Array, obs: Any) -> jax.Array:
+    """Scores of actions [..., n], logits or Q values, made very low where obs calls the action illegal.
+
+    As logits they have probability 0 and gradient 0 (Huang & Ontañón 2022, arXiv:2006.14171).
+    """
+    legal = legal_actions(obs)
+    return scores if legal is None else jnp.where(legal, scores, -1e9)
+
+
+def draw_choices(key: jax.Array, shape: tuple[int, ...], env: Any) -> jax.Array:
+    """Numbers [*shape] int32 of which `choose_legal` makes actions, each legal one as likely as another."""
+    return jax.random.randint(key, shape, 0, 2**30 if legal_actions(env.obs_shape) else env.action_space.n)
+
+
+def choose_legal(number: jax.Array, obs: Any) -> jax.Array:
+    """The legal action of a number [...] int, counted in a circle; the number itself if obs calls no action illegal."""
+    legal = legal_actions(obs)
+    if legal is None:
+        return number
+    number = number % legal.sum(axis=-1)
+    return (legal.cumsum(axis=-1) > number[..., None]).argmax(axis=-1)
+
+
+def patches(x: jax.Array, size: int) -> jax.Array:
+    """All size x size patches of images, [..., h, w, c] -> [..., h - size + 1, w - size + 1, size**2 * c].
+
+    A Dense layer on them is a convolution without padding: under vmap several times faster than nn.Conv.
+    """
+    height, width = x.shape[-3] - size + 1, x.shape[-2] - size + 1
+    shifts = [(i, j) for i in range(size) for j in range(size)]
+    return jnp.concatenate([x[..., i : i + height, j : j + width, :] for i, j in shifts], axis=-1)
 
 
 def to_float(obs: jax.Array, obs_shape: tuple[int, ...]) -> jax.Array:
@@ -41,7 +63,7 @@ def to_float(obs: jax.Array, obs_shape: tuple[int, ...]) -> jax.Array:
 def scripts_for(env: Any) -> list[str]:
     """Those of the four scripts that take the actions and observations of an Environment."""
     if hasattr(env.action_space, "n"):
-        return ["ppo.py"] if isinstance(env.obs_shape, dict) else ["ppo.py", "dqn.py"]
+        return ["ppo.py"] if _is_privileged(env) else ["ppo.py", "dqn.py"]
     return ["ppo.py", "sac.py", "td3.py"] if _has_vectors(env) else ["ppo.py"]
 
 
@@ -50,7 +72,7 @@ def check_discrete(name: str, env: Any, only_vectors: bool = False) -> None:
     reason = ""
     if not hasattr(env.action_space, "n"):
         reason = "continuous actions, not discrete ones"
-    elif isinstance(env.obs_shape, dict):
+    elif _is_privileged(env):
         reason = "observations that only a critic may see"
     elif only_vectors and not _has_vectors(env):
         reason = f"observations {env.obs_shape}, not vectors"
@@ -65,6 +87,10 @@ def check_continuous(name: str, env: Any) -> None:
     elif not _has_vectors(env):
         reason = f"observations {env.obs_shape}, not vectors"
     _refuse(name, env, reason)
+
+
+def _is_privileged(env: Any) -> bool:
+    return isinstance(env.obs_shape, dict) and "critic" in env.obs_shape
 
 
 def _has_vectors(env: Any) -> bool:

@@ -48,7 +48,7 @@ from PIL import Image
 
 import ppo
 from common.environment import make_env
-from common.presets import read_presets
+from common.presets import preset
 from runner.machine.evaluation import greedy_policy
 from runner.render import play_episode
 from runner.tell import statistics
@@ -62,7 +62,7 @@ from runner.tell.plots import style
 # highest possible return.
 
 # %%
-config = replace(read_presets("ppo", ppo.Config)["CartPole-v1"], total_timesteps=20_000)
+config = preset(ppo.Config, "CartPole-v1", total_timesteps=20_000)
 print({name: x for name, x in vars(config).items() if x != getattr(ppo.Config(), name)})
 
 # %% [markdown]

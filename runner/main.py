@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 import jax
 
-from runner.ask.cli import check_preset_name, check_unchanged, fail, find_preset, look_ahead, parse, read_words
+from common.presets import check_preset_name, find_preset
+from runner.ask.cli import check_unchanged, fail, look_ahead, parse, read_words
 from runner.ask.options import PRECISIONS, Options
 from runner.ask.sweep import check_distinct, count_settings, make_settings, read_axes
 from runner.experiment import Experiment, Part, Result, join_results

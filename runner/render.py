@@ -15,7 +15,7 @@ from common.environment import Environment, make_env
 from runner.ask.cli import fail, registry
 from runner.folder.load import load
 from runner.machine.devices import to_host
-from runner.machine.evaluation import greedy_policy, legal_actions
+from runner.machine.evaluation import greedy_policy
 from runner.tell.progress import SECONDS_BETWEEN_LINES
 
 
@@ -45,7 +45,7 @@ def play_episode(
 
     @jax.jit
     def step(key, obs, memory, env_state):
-        action, memory = act(obs, memory, **legal_actions(env, env_state))
+        action, memory = act(obs, memory)
         obs, env_state, reward, terminated, truncated, _ = env.advance(key[None], env_state, action)
         return obs, memory, env_state, reward[0], (terminated | truncated)[0]
 

@@ -22,6 +22,7 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
+from common.environment import clear_episodes
 from common.presets import read_presets
 from runner.folder import checkpoint
 from runner.folder import files as run_folder
@@ -188,6 +189,12 @@ class Process:
     def __exit__(self, *_):
         self.process.kill()
         self.process.wait()
+
+
+def step_and_record(env, keys, env_state, action):
+    """`env.step`; info also has the episode that ended in it: num_episodes 1, its episode_return and episode_length."""
+    obs, env_state, *outcome, info = env.step(keys, clear_episodes(env_state), action)
+    return obs, env_state, *outcome, info | env_state.episodes
 
 
 def saved_iteration(directory: Path) -> int:

@@ -20,21 +20,9 @@ def layer_norm(norm, x):
     return x * norm["scale"] + norm["bias"]
 
 
-def simba(torso, x):
-    """An embedding, residual blocks and a LayerNorm (Lee et al. 2025, section 4), x [..., n]."""
-    x = dense(torso["Dense_0"], x)
-    num_blocks = sum(name.startswith("LayerNorm") for name in torso) - 1
-    for i in range(num_blocks):
-        hidden = dense(torso[f"Dense_{2 * i + 1}"], layer_norm(torso[f"LayerNorm_{i}"], x))
-        x = x + dense(torso[f"Dense_{2 * i + 2}"], np.maximum(hidden, 0))
-    return layer_norm(torso[f"LayerNorm_{num_blocks}"], x)
-
-
 def mlp(torso, head, x, activation):
-    """Dense layers, each with its LayerNorm if the torso has one, or those of SimBa, and a linear head, x [..., n]."""
+    """Dense layers, each with its LayerNorm if the torso has one, and a linear head, x [..., n]."""
     num_layers, num_norms = (sum(name.startswith(kind) for name in torso) for kind in ("Dense", "LayerNorm"))
-    if 0 < num_norms < num_layers:
-        return dense(head, simba(torso, x))
     for i in range(num_layers):
         x = dense(torso[f"Dense_{i}"], x)
         if num_norms:

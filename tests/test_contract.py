@@ -50,6 +50,11 @@ def see_both(look):
     return {"see_start": look, "see": look}
 
 
+def tell_legal(legal, **changes):
+    """Which actions are called legal."""
+    return see_both(lambda x: {"actor": x[None].astype(jnp.float32), "legal": legal()}) | changes
+
+
 BREACHES = {
     "reward with an axis": ({"pay": lambda: jnp.ones(1)}, r"^reward must be a number \[\], not float32\[1\]$"),
     "reward that is a key": ({"pay": lambda: jax.random.key(0)}, r"^reward must be a number \[\], not key"),
@@ -84,27 +89,22 @@ BREACHES = {
     ),
     "tuple as obs": (
         see_both(lambda x: (x, x)),
-        r"^obs must be an array, or a dict of two arrays, .* \(float32\[\], fl",
+        r"^obs must be an array, or a dict of arrays, .* \(float32\[\], fl",
     ),
     "other dict as obs": (see_both(lambda x: {"grid": x}), r"^obs must be .*, not \{grid: float32\[\]\}$"),
-    "no critic": (see_both(lambda x: {"actor": x}), r"^obs must be .*, not \{actor: float32\[\]\}$"),
+    "no actor": (see_both(lambda x: {"critic": x}), r"^obs must be .*, not \{critic: float32\[\]\}$"),
     "empty obs": (see_both(lambda x: jnp.zeros(0)), r"^obs must have elements, and has the shape \(0,\)$"),
     "limit of 0": ({"max_episode_steps": 0}, r"^max_episode_steps must be None or an int of at least 1, not 0$"),
     "limit that is no int": ({"max_episode_steps": 5.0}, r"^max_episode_steps must be .*, not 5\.0$"),
     "negative period": ({"reset_period": -1}, r"^reset_period must be None or an int of at least 0, not -1$"),
-    "mask of another length": (
-        {"action_mask": lambda s: jnp.ones(3, bool)},
-        r"^action_mask must be a bool \[2\], not bo",
+    "legal of another length": (tell_legal(lambda: jnp.ones(3, bool)), r"^obs\['legal'\] must be a bool \[2\], not bo"),
+    "legal as numbers": (tell_legal(lambda: jnp.ones(2)), r"^obs\['legal'\] must be a bool \[2\], not float32\[2\]$"),
+    "no legal action": (tell_legal(lambda: jnp.zeros(2, bool)), r"^obs\['legal'\] has no legal action"),
+    "legal ones of continuous actions": (
+        tell_legal(lambda: jnp.ones(2, bool), action_space=spaces.Box(-1.0, 1.0, (2,))),
+        r"^obs must have no entry `legal`, as the actions are continuous$",
     ),
-    "mask of numbers": (
-        {"action_mask": lambda s: jnp.ones(2)},
-        r"^action_mask must be a bool \[2\], not float32\[2\]$",
-    ),
-    "mask without a legal action": ({"action_mask": lambda s: jnp.zeros(2, bool)}, r"^action_mask has no legal action"),
-    "mask of continuous actions": (
-        {"action_mask": lambda s: jnp.ones(2, bool), "action_space": spaces.Box(-1.0, 1.0, (2,))},
-        r"^action_mask must be None, as the actions are continuous$",
-    ),
+    "a mask as it was once": ({"action_mask": lambda s: jnp.ones(2, bool)}, r"^action_mask is not read any more: .*"),
     "too few values": ({"step": lambda key, state, action: (jnp.ones(1), state)}, r"^step must return obs, state, rew"),
     "obs alone": ({"reset": lambda key: jnp.ones(1)}, r"^reset must return obs, state, not float32\[1\]$"),
 }

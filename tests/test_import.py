@@ -1,6 +1,5 @@
 """Importing the kit: the number of CPU devices, and no runner; what a command imports and keeps for the next."""
 
-import importlib
 import math
 import os
 import pwd
@@ -9,7 +8,7 @@ import sys
 
 import jax
 import pytest
-from helpers import ROOT, SCRIPTS, execute
+from helpers import ROOT, SCRIPTS
 
 from common import NUM_CORES, cpu_quota
 from runner.machine.imports import keep_programs
@@ -91,27 +90,6 @@ print([name for name in slow if name in sys.modules])
 def test_a_script_imports_nothing_of_the_runner(script):
     """Nor anything else that a copied script does not need."""
     assert python(SEEN.format(script=script)).stdout == "[]\n"
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("common.runner.compare", "python -m runner.compare"),
-        ("common.runner.render", "python -m runner.render"),
-        ("common.environments", "python -m common.suites"),
-    ],
-)
-def test_old_commands_say_where_they_went(old, new, tmp_path):
-    result = execute("-m", old, cwd=tmp_path)
-    assert (result.status, result.stdout) == (1, "")
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert new in result.stderr
-
-
-def test_old_imports_say_where_they_went():
-    with pytest.raises(ImportError, match=r"runner\.folder\.load"):
-        importlib.import_module("common.runner.load")
 
 
 def test_help_imports_neither_gymnax_nor_what_only_the_end_of_a_run_needs():

@@ -10,16 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments import spaces
-from helpers import rank_promotion
+from helpers import rank_promotion, step_and_record
 
 from common.environment import Environment, make_env
-from common.spaces import choose_legal, forbid
+from common.spaces import choose_legal, draw_choices, forbid_illegal
 from common.suites import Suite
 from runner.machine.evaluation import evaluate, greedy_policy
 from runner.render import play_episode
 
 LIMIT = 20
 MASKS = ~np.eye(3, dtype=bool)  # [phase, action]
+OBS = {"actor": jnp.eye(3), "legal": jnp.asarray(MASKS)}  # of each phase
 PPO = {"num_envs": 2, "num_steps": 32, "num_epochs": 2, "num_minibatches": 2, "learning_rate": 1e-3}
 REPLAY = {
     "num_envs": 2,
@@ -49,24 +50,24 @@ class Phases(Suite):
 
     def reset(self, key):
         phase = jax.random.randint(key, (), 0, 3)
-        return jax.nn.one_hot(phase, 3), (phase, jnp.float32(0))
+        return self.see(phase), (phase, jnp.float32(0))
 
     def step(self, key, state, action):
         phase, count = state
         is_illegal = action == phase
         phase, count = (phase + 1) % 3, count + is_illegal
         reward = jnp.where(is_illegal, -100.0, -1.0)
-        return jax.nn.one_hot(phase, 3), (phase, count), reward, jnp.bool_(False), {"num_illegal": count}
+        return self.see(phase), (phase, count), reward, jnp.bool_(False), {"num_illegal": count}
 
-    def action_mask(self, state):
-        return jnp.arange(3) != state[0]
+    def see(self, phase):
+        return {"actor": jax.nn.one_hot(phase, 3), "legal": jnp.arange(3) != phase}
 
 
 class Silent(Phases):
     """It does not tell which actions are legal."""
 
-    def action_mask(self, state):
-        return None
+    def see(self, phase):
+        return jax.nn.one_hot(phase, 3)
 
 
 @pytest.fixture(autouse=True)
@@ -96,17 +97,17 @@ def test_no_illegal_action_is_chosen(script):
     np.testing.assert_array_equal(episodes["episode_return"], -LIMIT)
     _, returns = play_episode(env, *greedy_policy(algorithm, state, 1), jax.random.key(2), LIMIT)
     np.testing.assert_array_equal(returns, -1.0 - np.arange(LIMIT))
-    obs, mask = jnp.eye(3), jnp.asarray(MASKS)
     memory = [x[:3] for x in jax.tree.leaves(memory)]
     for seed in range(20):  # sampled
-        action = jax.tree.leaves(algorithm.act(state, obs, *memory, key=jax.random.key(seed), mask=mask))[0]
+        action = jax.tree.leaves(algorithm.act(state, OBS, *memory, key=jax.random.key(seed)))[0]
         assert MASKS[np.arange(3), action].all()
 
 
 @pytest.mark.parametrize("script", ["ppo", "dqn", "pqn"])
-def test_without_a_mask_any_action_is_sampled(script):
+def test_where_no_action_is_called_illegal_any_is_sampled(script):
     algorithm, state, _ = trained(script, Phases)
-    actions = np.array([algorithm.act(state, jnp.eye(3), key=jax.random.key(seed)) for seed in range(50)])
+    obs = {"actor": OBS["actor"]}
+    actions = np.array([algorithm.act(state, obs, key=jax.random.key(seed)) % 3 for seed in range(50)])
     np.testing.assert_array_equal(np.unique(actions), range(3))
 
 
@@ -121,10 +122,11 @@ def test_illegal_actions_are_chosen_where_the_suite_does_not_tell(script):
 def test_no_value_is_that_of_an_illegal_action(script):
     """-1 a step, gamma .5: every state is worth -2. Illegal actions stay near 0, and by them it would be worth -1."""
     algorithm, state, _ = trained(script, Phases)
-    values = algorithm.value(state, jnp.eye(3), mask=jnp.asarray(MASKS))
+    values = algorithm.value(state, OBS)
     np.testing.assert_allclose(values, -2.0, atol=0.1)
     if script == "dqn":
-        assert algorithm.value(state, jnp.eye(3)).max() > -1.5, "without masks it is that of an illegal action"
+        values = algorithm.value(state, {"actor": OBS["actor"]})
+        assert values.max() > -1.5, "if all were legal it would be that of an illegal action"
 
 
 @pytest.mark.parametrize("script", ["ppo", "ppo_rnn", "sac_discrete"])
@@ -157,20 +159,20 @@ class Dear(Phases):
 @pytest.mark.parametrize("script", ["dqn", "sac_discrete", "pqn"])
 def test_the_best_of_the_actions_that_are_legal_now_is_learned(script):
     algorithm, state, _ = trained(script, Dear)
-    action = algorithm.act(state, jnp.eye(3), mask=jnp.asarray(MASKS))
+    action = algorithm.act(state, OBS)
     np.testing.assert_array_equal(action, [2, 0, 1])
 
 
 def test_a_logit_that_is_forbidden_has_probability_and_gradient_zero():
     logits, mask = jnp.array([0.3, 5.0, -0.2]), jnp.array([True, False, True])
-    policy = distrax.Categorical(logits=forbid(logits, mask))
+    policy = distrax.Categorical(logits=forbid_illegal(logits, {"legal": mask}))
     legal = distrax.Categorical(logits=logits[mask])
     np.testing.assert_allclose(policy.probs[mask], legal.probs, rtol=1e-6)
     assert policy.probs[1] == 0
     np.testing.assert_allclose(policy.entropy(), legal.entropy(), rtol=1e-6)
 
     def loss(logits):
-        policy = distrax.Categorical(logits=forbid(logits, mask))
+        policy = distrax.Categorical(logits=forbid_illegal(logits, {"legal": mask}))
         return policy.log_prob(2) + policy.entropy()
 
     gradient = jax.grad(loss)(logits)
@@ -182,48 +184,51 @@ def test_a_logit_that_is_forbidden_has_probability_and_gradient_zero():
 def test_numbers_choose_every_legal_action_equally_often():
     masks = np.array([[True, False, True, True], [False, False, True, False], [True, True, True, True]])
     for mask in masks:
-        chosen = choose_legal(jnp.arange(12), jnp.broadcast_to(mask, (12, 4)))
+        chosen = choose_legal(jnp.arange(12), {"legal": jnp.broadcast_to(mask, (12, 4))})
         counts = np.bincount(chosen, minlength=4)
         np.testing.assert_array_equal(counts, np.where(mask, 12 // mask.sum(), 0))
-    np.testing.assert_array_equal(choose_legal(jnp.arange(5), None), np.arange(5))
+    np.testing.assert_array_equal(choose_legal(jnp.arange(5), jnp.zeros((5, 2))), np.arange(5))
 
 
-def test_an_environment_without_illegal_actions_has_no_mask():
-    env = make_env("CartPole-v1")
-    _, env_state = env.reset(jax.random.split(jax.random.key(0), 2))
-    assert not env.has_mask
-    assert env.action_mask(env_state) is None
-    *_, info = env.step(jax.random.split(jax.random.key(1), 2), env_state, jnp.zeros(2, int))
-    assert info["final_mask"] is None
-
-
-def test_a_mask_is_that_of_the_state_and_the_final_one_that_before_a_reset():
+def test_what_is_legal_is_that_of_the_observation_and_of_the_final_one_before_a_reset():
     suite = Phases()
     env = Environment(suite, max_episode_steps=1)
-    _, env_state = env.reset(jax.random.split(jax.random.key(0), 8))
+    obs, env_state = env.reset(jax.random.split(jax.random.key(0), 8))
     phase = np.asarray(env_state.state[0])
-    np.testing.assert_array_equal(env.action_mask(env_state), MASKS[phase])
-    _, after, *_, info = env.step(jax.random.split(jax.random.key(1), 8), env_state, jnp.asarray(phase))
-    np.testing.assert_array_equal(info["final_mask"], MASKS[(phase + 1) % 3])
+    np.testing.assert_array_equal(obs["legal"], MASKS[phase])
+    obs, after, *_, info = env.step(jax.random.split(jax.random.key(1), 8), env_state, jnp.asarray(phase))
+    np.testing.assert_array_equal(info["final_observation"]["legal"], MASKS[(phase + 1) % 3])
     assert (np.asarray(after.state[0]) != (phase + 1) % 3).any()
-    np.testing.assert_array_equal(env.action_mask(after), MASKS[np.asarray(after.state[0])])
+    np.testing.assert_array_equal(obs["legal"], MASKS[np.asarray(after.state[0])])
+
+
+@pytest.mark.parametrize("script", CONFIGS)
+def test_what_is_legal_is_not_normalised(script):
+    module = importlib.import_module(script)
+    with mock.patch.object(module, "make_env", return_value=Environment(Phases())):
+        config = module.Config(env="Phases", hidden_sizes=(32,), normalize_obs=True, **CONFIGS[script])
+        algorithm = module.make(config)
+        state, metrics = jax.jit(algorithm.step)(algorithm.init(jax.random.key(0)), 0)
+    assert metrics["num_illegal"] == 0
+    np.testing.assert_allclose(state.obs_statistics.mean["actor"], 1 / 3, atol=0.1)
+    assert state.obs_statistics.mean.keys() == {"actor"}
 
 
 def test_2048_is_played_with_legal_moves_alone():
     """10,000 of them: an episode ends when there is none left, never earlier, and no reward is negative."""
     pytest.importorskip("pgx")
     env, num_envs = make_env("pgx/2048"), 20
-    _, env_state = env.reset(jax.random.split(jax.random.key(0), num_envs))
+    start = env.reset(jax.random.split(jax.random.key(0), num_envs))
 
-    def step(env_state, key):
-        number = jax.random.randint(key, (num_envs,), 0, 2**30)
-        mask = env.action_mask(env_state)
-        action = choose_legal(number, mask)
-        is_legal = jnp.take_along_axis(mask, action[:, None], axis=1)[:, 0]
-        _, env_state, reward, terminated, _, info = env.step(jax.random.split(key, num_envs), env_state, action)
-        return env_state, (is_legal, reward, terminated, info["returned_episode_lengths"])
+    def step(carry, key):
+        obs, env_state = carry
+        action = choose_legal(draw_choices(key, (num_envs,), env), obs)
+        is_legal = jnp.take_along_axis(obs["legal"], action[:, None], axis=1)[:, 0]
+        outcome = step_and_record(env, jax.random.split(key, num_envs), env_state, action)
+        obs, env_state, reward, terminated, _, info = outcome
+        return (obs, env_state), (is_legal, reward, terminated, info["episode_length"])
 
-    _, records = jax.jit(lambda: jax.lax.scan(step, env_state, jax.random.split(jax.random.key(1), 500)))()
+    _, records = jax.jit(lambda: jax.lax.scan(step, start, jax.random.split(jax.random.key(1), 500)))()
     is_legal, reward, terminated, length = map(np.asarray, records)
     assert is_legal.all()
     assert (reward >= 0).all()

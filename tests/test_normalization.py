@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -18,7 +19,23 @@ from common.normalization import (
 )
 
 update = jax.jit(update_statistics)
-scale = jax.jit(scale_rewards)
+
+
+@struct.dataclass
+class Rollout:
+    """What `scale_rewards` reads."""
+
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+
+
+@jax.jit
+def scale(scaling, reward, done, gamma):
+    """`scale_rewards`; an episode ends by one flag or by the other, in turn."""
+    first = jnp.arange(len(done))[:, None] % 2 == 0
+    scaling, rollout = scale_rewards(scaling, Rollout(reward, done & first, done & ~first), gamma)
+    return scaling, rollout.reward
 
 
 def statistics_of(chunks, shape):

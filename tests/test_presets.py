@@ -11,7 +11,7 @@ from helpers import ROOT
 
 import ppo
 from common.config import Fraction
-from common.presets import read_all_presets, read_presets
+from common.presets import preset, read_all_presets, read_presets
 
 PRESETS = sorted(path.stem for path in (ROOT / "presets").glob("*.toml"))
 
@@ -187,3 +187,17 @@ def test_a_file_that_is_not_toml_is_refused_with_its_line(read, tmp_path):
     with pytest.raises(ValueError, match="line 3") as error:
         read(GOOD + "num_envs == 3")
     assert str(error.value).startswith(f"{tmp_path / 'script.toml'}: ")
+
+
+def test_a_preset_by_its_environment_is_what_the_command_trains():
+    plain = read_presets("ppo", ppo.Config)["CartPole-v1"]
+    assert preset(ppo.Config, "CartPole-v1") == plain
+    limited = "CartPole-v1:max_episode_steps=100"
+    assert preset(ppo.Config, f"gymnax/{limited}", gamma=0.5) == dataclasses.replace(plain, env=limited, gamma=0.5)
+    small = read_presets("ppo", ppo.Config, "small")["Breakout-MinAtar"]
+    assert preset(ppo.Config, "Breakout-MinAtar", "small") == small
+    assert preset(ppo.Config, "Probe-Nowhere") == ppo.Config(env="Probe-Nowhere")
+    with pytest.raises(ValueError, match=r"has no preset large for CartPole-v1"):
+        preset(ppo.Config, "CartPole-v1", "large")
+    variant = importlib.import_module("pqn")
+    assert preset(variant.Config, "CartPole-v1") == read_presets("pqn", variant.Config)["CartPole-v1"]

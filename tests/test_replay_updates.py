@@ -46,21 +46,13 @@ TD3 = td3.Config(**CONTINUOUS, **RATES, target_noise=0.8, target_noise_clip=0.6)
 CASES = {
     "dqn": replace(DQN, double=False),
     "dqn, double": replace(DQN, adam_eps=0.01),
-    "dqn, dueling, clipped gradient, annealed": replace(
-        DQN, dueling=True, max_grad_norm=0.5, anneal_learning_rate=True, activation="tanh"
-    ),
-    "dqn, Huber, soft targets, normalised": replace(
-        DQN, loss="huber", tau=0.3, target_interval=4, normalize_obs=True, hidden_sizes=(5, 4)
-    ),
-    "dqn, layer norm, 3 steps": replace(
-        DQN, layer_norm=True, n_step=3, dueling=True, hidden_sizes=(5, 4), activation="tanh"
-    ),
-    "dqn, simba": replace(DQN, torso="simba", hidden_sizes=(4, 4)),
+    "dqn, clipped gradient, annealed": replace(DQN, max_grad_norm=0.5, anneal_learning_rate=True, activation="tanh"),
+    "dqn, soft targets, normalised": replace(DQN, tau=0.3, target_interval=4, normalize_obs=True, hidden_sizes=(5, 4)),
+    "dqn, layer norm, 3 steps": replace(DQN, layer_norm=True, n_step=3, hidden_sizes=(5, 4), activation="tanh"),
     "sac": SAC,
     "sac, fixed alpha, tanh": replace(SAC, alpha_learning_rate=0.0, alpha=0.3, activation="tanh"),
     "sac, normalised": replace(SAC, normalize_obs=True, hidden_sizes=(4, 3), activation="tanh"),
     "sac, layer norm, 3 steps": replace(SAC, layer_norm=True, n_step=3, activation="tanh"),
-    "sac, simba": replace(SAC, torso="simba"),
     "discrete sac": SAC_DISCRETE,
     "discrete sac, normalised, layer norm, 3 steps": replace(
         SAC_DISCRETE, normalize_obs=True, layer_norm=True, n_step=3, activation="tanh"
@@ -68,7 +60,6 @@ CASES = {
     "td3": TD3,
     "td3, policy delay 1, tanh": replace(TD3, policy_delay=1, activation="tanh"),
     "td3, layer norm, 3 steps": replace(TD3, layer_norm=True, n_step=3, activation="tanh"),
-    "td3, simba": replace(TD3, torso="simba"),
     "td3, normalised": replace(TD3, normalize_obs=True, gradient_steps=4, hidden_sizes=(4, 3), activation="tanh"),
 }
 
@@ -80,11 +71,11 @@ def rank_promotion(compilations):
 
 
 def newest(buffer, rows, n_step=1, num_envs=1, gamma=1.0):
-    """In place of the rows that were drawn, those written last, backwards; with n_step > 1 a discount for each, which
-    tells with what windows were asked for."""
+    """In place of the rows that were drawn, those written last, backwards, with a discount for each that tells with
+    what windows were asked for."""
     batch = read(buffer, (buffer.count - 1 - jnp.arange(rows.size).reshape(rows.shape)) % buffer.capacity)
     discount = gamma * jnp.cos(batch.reward + n_step + 7 * num_envs) ** 2
-    return batch if n_step == 1 else batch.replace(discount=discount)
+    return batch.replace(discount=discount)
 
 
 def known_noise(key, shape=(), dtype=jnp.float32):
@@ -112,8 +103,7 @@ class Reference:
             jax.tree.map(lambda x, y: np.testing.assert_allclose(y, x, rtol=1e-3, atol=2e-4), mine, theirs)
 
     def target(self, batch, next_value):
-        discount = self.config.gamma if batch.discount is None else batch.discount
-        return batch.reward + discount * (1 - batch.terminated) * next_value
+        return batch.reward + batch.discount * (1 - batch.terminated) * next_value
 
     def mlp(self, params, x):
         return mlp(params["params"].get("Torso_0", {}), params["params"]["Dense_0"], x, self.config.activation)
@@ -127,18 +117,11 @@ class ReferenceDQN(Reference):
         self.adam = Adam(self.params)
 
     def q(self, params, obs):
-        q = self.mlp(params, obs)
-        if not self.config.dueling:
-            return q
-        value = mlp(params["params"]["Torso_0"], params["params"]["Dense_1"], obs, self.config.activation)
-        return value + q - q.mean(axis=-1, keepdims=True)
+        return self.mlp(params, obs)
 
     def loss(self, params, target, batch):
         q = np.array([row[action] for row, action in zip(self.q(params, batch.obs), batch.action, strict=True)])
-        error = q - target
-        if self.config.loss == "huber":
-            return np.mean(np.where(np.abs(error) < 1, error**2 / 2, np.abs(error) - 0.5)), q
-        return np.mean(error**2) / 2, q
+        return np.mean((q - target) ** 2) / 2, q
 
     def update(self, batches, i):
         config, batch = self.config, batches[0]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from helpers import ROOT
 
+from runner.folder.record import RECIPES
 from runner.tell.statistics import iqm
 
 
@@ -73,6 +74,8 @@ ARRAYS = {
     "0.params": np.array([1.0, -0.5], np.float32),
     "0.key": np.array([5, 7], np.uint32),
     "2.params": np.array([1.0, np.nan], np.float32),
+    "0 metrics['loss']": np.array(0.5, np.float32),
+    "0.buffer.arrays['bool']": np.array([[True]]),
 }
 
 
@@ -81,6 +84,10 @@ ARRAYS = {
     [
         ("program", np.array("y"), "bit-equal"),
         ("only today", np.zeros(2), "bit-equal"),
+        ("0 metrics['loss']", None, "bit-equal"),
+        ("0.buffer.arrays['bool']", np.array([[True, False]]), "bit-equal"),
+        ("0.buffer.arrays['bool']", np.array([[False, False]]), "0.buffer.arrays['bool'] differs"),
+        ("0.params", np.ones((2, 2), np.float32), "0.params is another array"),
         ("0.params", np.array([1.000001, -0.5], np.float32), "equal to rounding"),
         ("0.params", np.array([1.0001, -0.5], np.float32), "0.params differs"),
         ("2.params", np.array([1.5, 0.0], np.float32), "equal to rounding"),
@@ -119,8 +126,9 @@ def test_a_raw_file_is_whole(pair):
 
 @pytest.mark.parametrize("pair", RAWS, ids=lambda pair: pair.name)
 def test_a_raw_file_is_of_the_preset_of_today(pair):
-    """Options that came after the recording are off."""
-    now, recorded = results.settings(pair), RAWS[pair]["config"]
+    """Options that came after the recording are off, and so were those that are recipes now."""
+    now, recorded = results.settings(pair), dict(RAWS[pair]["config"])
+    assert all(recorded.pop(name, off) == off for name, off in RECIPES.items())
     defaults = json.loads(json.dumps(dataclasses.asdict(importlib.import_module(pair.script).Config())))
     assert recorded == {name: now[name] for name in recorded}
     assert all(now[name] == defaults[name] for name in now.keys() - recorded.keys())

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments import spaces
-from helpers import ROOT, capture, rank_promotion
+from helpers import ROOT, capture, rank_promotion, step_and_record
 
 import common.suites
 from common.environment import Environment, EnvState, make_env
@@ -114,7 +114,7 @@ def test_the_stream_is_that_of_the_suite_and_a_limit_is_not_an_end(suite):
 
     def script(carry, inputs):
         (obs, env_state), (key, action) = carry, inputs
-        next_obs, next_state, *told = env.step(key[None], env_state, action[None])
+        next_obs, next_state, *told = step_and_record(env, key[None], env_state, action[None])
         return (next_obs, next_state), (obs, env_state.state, told)
 
     @jax.jit
@@ -146,10 +146,10 @@ def test_the_stream_is_that_of_the_suite_and_a_limit_is_not_an_end(suite):
     length, total = 0, np.float32(0)
     for i in range(NUM_STEPS):
         length, total = length + 1, np.float32(total + reward[i])
-        assert (bool(truncated[i]), bool(info["returned_episode"][i])) == (length == limit, bool(ended[i]))
+        assert (bool(truncated[i]), info["num_episodes"][i]) == (length == limit, ended[i])
         if ended[i]:
-            assert info["returned_episode_lengths"][i] == length
-            np.testing.assert_allclose(info["returned_episode_returns"][i], total, **close)
+            assert info["episode_length"][i] == length
+            np.testing.assert_allclose(info["episode_return"][i], total, **close)
             length, total = 0, np.float32(0)
     ends = set(zip(np.asarray(terminated)[ended].tolist(), np.asarray(truncated)[ended].tolist(), strict=True))
     assert (False, True) in ends
@@ -368,8 +368,8 @@ def test_no_reset_and_no_step_has_a_key_that_another_had(period):
     env, keys = Environment(Keys(), reset_period=period), jax.random.split(jax.random.key(0), (41, 3))
 
     def step(env_state, keys):
-        obs, env_state, *_, info = env.step(keys, env_state, jnp.zeros(3))
-        return env_state, (obs, info["final_observation"], info["returned_episode"])
+        obs, env_state, _, terminated, truncated, info = env.step(keys, env_state, jnp.zeros(3))
+        return env_state, (obs, info["final_observation"], terminated | truncated)
 
     first, env_state = env.reset(keys[0])
     _, (obs, stepped, ended) = jax.jit(jax.lax.scan, static_argnums=0)(step, env_state, keys[1:])
@@ -548,8 +548,9 @@ def test_a_reward_that_falls_with_time_falls_by_the_limit_that_is_set(limit):
     def step(env_state, key):
         action_key, key = jax.random.split(key)
         action = jax.random.randint(action_key, (num_envs,), 0, env.action_space.n)
-        _, env_state, reward, terminated, _, info = env.step(jax.random.split(key, num_envs), env_state, action)
-        return env_state, (reward, terminated, info["returned_episode_lengths"])
+        outcome = step_and_record(env, jax.random.split(key, num_envs), env_state, action)
+        _, env_state, reward, terminated, _, info = outcome
+        return env_state, (reward, terminated, info["episode_length"])
 
     keys = jax.random.split(jax.random.key(1), num_steps)
     _, (reward, terminated, length) = jax.jit(lambda: jax.lax.scan(step, env_state, keys))()

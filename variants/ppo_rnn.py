@@ -8,10 +8,6 @@ Different from the original:
   - Illegal actions have probability 0 (arXiv:2006.14171).
   - Observation statistics change after the epochs: the first minibatch is exactly on-policy.
 
-Options, off by default:
-  - target_kl (Dossa et al. 2021): the first approx_kl > 1.5 * target_kl ends the updates.
-  - layer_norm (arXiv:2303.01486); torso simba (arXiv:2410.09754) without weight decay.
-
 Run: python variants/ppo_rnn.py --env MemoryChain-bsuite --num-seeds 16 (--help lists every setting)
 """
 
@@ -36,9 +32,9 @@ from common.config import Fraction, NonNegative, Positive, validate
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.gradients import clip_inward
 from common.initializers import orthogonal
-from common.loops import unroll
+from common.loops import gpu_unroll, scan_mean
 from common.random import shuffle_epochs
-from common.spaces import actor_obs, critic_obs, forbid, scale_action, to_float
+from common.spaces import actor_obs, critic_obs, forbid_illegal, patches, scale_action, to_float
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -63,7 +59,6 @@ class Config:
     clip_value: bool = False  # clip the value loss; no gain in Andrychowicz et al. 2021
     vf_coef: NonNegative = 0.5  # weight of the value loss
     ent_coef: NonNegative = 0.01  # weight of the entropy bonus
-    target_kl: NonNegative = 0.0  # stop an iteration's updates at 1.5 times this KL; 0: never
     normalize_obs: bool = False  # normalise by running mean and variance
     normalize_reward: bool = False  # divide by the std of the discounted return
     reward_scale: Positive = 1.0  # factor of the rewards
@@ -72,7 +67,6 @@ class Config:
     memory_size: int = 64  # units of the GRU after these layers, one in each network
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
 
     @property
     def steps_per_iteration(self) -> int:
@@ -93,7 +87,7 @@ class Config:
 
 
 class Torso(nn.Module):
-    """Features of any observation; of images [height, width, channels] by MinAtar's convolution."""
+    """Features of any observation; of images, MinAtar's convolution (Young & Tian 2019)."""
 
     config: Config
     obs_shape: tuple[int, ...]
@@ -104,21 +98,10 @@ class Torso(nn.Module):
         leading = obs.shape[: obs.ndim - len(self.obs_shape)]
         x = to_float(obs, self.obs_shape)  # [*leading, *obs_shape]
 
-        if len(self.obs_shape) == 3 and min(self.obs_shape[:2]) >= 3:
-            # A matrix product over patches: under vmap several times faster than nn.Conv.
-            height, width = self.obs_shape[0] - 2, self.obs_shape[1] - 2
-            patches = [x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)]
-            x = jnp.concatenate(patches, axis=-1)  # [*leading, height, width, 9 * C]
-            x = nn.relu(nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(x))
+        if len(self.obs_shape) == 3 and min(self.obs_shape[:2]) >= 3:  # an image: a convolution
+            x = nn.relu(nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(patches(x, size=3)))
 
         x = x.reshape(*leading, -1)
-        if self.config.torso == "simba":
-            he_normal = nn.initializers.he_normal()
-            x = nn.Dense(self.config.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
-            for size in self.config.hidden_sizes:
-                hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
-                x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
-            return nn.LayerNorm()(x)
         for size in self.config.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
             x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
@@ -165,15 +148,15 @@ class Actor(nn.Module):
         obs: jax.Array,
         memory: jax.Array,
         done: jax.Array | None = None,
-        mask: jax.Array | None = None,
     ) -> tuple[distrax.Distribution, jax.Array]:
         memory = x = Memory()(self.torso()(actor_obs(obs)), memory, done)
         x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(x)  # [*leading, num_outputs]
         if self.is_discrete:
-            return distrax.Categorical(logits=forbid(x, mask)), memory
+            return distrax.Categorical(logits=forbid_illegal(x, obs)), memory
         log_std = self.param("log_std", nn.initializers.zeros, (self.num_outputs,), jnp.float32)
         std = jnp.exp(clip_inward(log_std, -20.0, 2.0))
-        return distrax.MultivariateNormalDiag(x, jnp.broadcast_to(std, x.shape)), memory
+        std = jnp.broadcast_to(std, x.shape)  # distrax would leave it without the batch axes
+        return distrax.MultivariateNormalDiag(x, std), memory
 
 
 class Critic(nn.Module):
@@ -205,14 +188,13 @@ class Transition:
     terminated: jax.Array  # [num_envs] bool, no successor state
     truncated: jax.Array  # [num_envs] bool, cut by a time limit
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
-    mask: jax.Array | None = None  # [num_envs, num_actions] bool, legal ones
 
 
 @struct.dataclass
 class Batch:
     """Sequences [num_steps, num_envs, ...]; a minibatch holds minibatch_size of them."""
 
-    steps: Transition
+    transitions: Transition
     log_prob: jax.Array  # of the action when sampled
     value: jax.Array  # of obs, before the first update
     advantage: jax.Array  # not normalised
@@ -269,7 +251,7 @@ def gae(
         return advantage, advantage
 
     zeros = jnp.zeros_like(delta[0])
-    _, advantage = jax.lax.scan(accumulate, zeros, (delta, decay), reverse=True, unroll=unroll())
+    _, advantage = jax.lax.scan(accumulate, zeros, (delta, decay), reverse=True, unroll=gpu_unroll())
     return advantage, advantage + value
 
 
@@ -278,7 +260,7 @@ def make(config: Config) -> Algorithm:
 
     step            one iteration: num_steps times explore, then learn
       explore       choose actions, step the environments
-      learn         evaluate the rollout, then update_or_stop with each minibatch
+      learn         evaluate the rollout, then update with each minibatch
         evaluate    log-probs, values, advantages, targets
 
     Raises:
@@ -297,12 +279,12 @@ def make(config: Config) -> Algorithm:
     value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
     critic = Critic(partial(Torso, value_config, critic_obs(env.obs_shape)))
 
-    def make_optimizer(iteration):
-        schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
-        annealed = optax.constant_schedule(schedule(iteration))  # within the iteration
-        learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
-        clip = optax.clip_by_global_norm(config.max_grad_norm)
-        return optax.chain(clip, optax.adam(learning_rate, eps=config.adam_eps))
+    num_updates = config.num_epochs * config.num_minibatches  # of an iteration, at one learning rate
+    schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
+    annealed = lambda count: schedule(count // num_updates)  # noqa: E731
+    learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
+    clip = optax.clip_by_global_norm(config.max_grad_norm)
+    optimizer = optax.chain(clip, optax.adam(learning_rate, eps=config.adam_eps))
 
     def initial_memory(num_envs):
         return jnp.zeros((num_envs, 2, config.memory_size), jnp.float32)
@@ -319,7 +301,7 @@ def make(config: Config) -> Algorithm:
         statistics = normalization.init_statistics(env.obs_shape)
         return State(
             params=params,
-            opt_state=make_optimizer(0).init(params),
+            opt_state=optimizer.init(params),
             env_state=env_state,
             obs=obs,
             memory=memory,
@@ -329,23 +311,23 @@ def make(config: Config) -> Algorithm:
         )
 
     def step(state, iteration):
+        del iteration  # the optimizer counts its updates
         key, noise_key, env_key = jax.random.split(state.key, 3)
-        shape = config.num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        shape = config.num_steps, config.num_envs  # drawn at once: on a GPU each draw is a kernel
         noise = draw_noise(noise_key, (*shape, num_outputs), jnp.float32)
         inputs = noise, jax.random.split(env_key, shape)
         state = state.replace(key=key, env_state=clear_episodes(state.env_state))
         memory = state.memory
         state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
-        state, metrics = learn(state, memory, rollout, make_optimizer(iteration))
+        state, metrics = learn(state, memory, rollout)
         return state, episode_metrics(state.env_state) | metrics
 
     def explore(state, inputs):
         noise, env_keys = inputs
         obs = preprocess(state, state.obs)
-        mask = env.action_mask(state.env_state)
-        policy, memory = actor.apply(state.params.actor, obs, state.memory[:, 0], mask=mask)
+        policy, memory = actor.apply(state.params.actor, obs, state.memory[:, 0])
         if is_discrete:
-            action = (policy.logits + noise).argmax(axis=-1)  # Gumbel noise: a sample
+            action = (policy.logits + noise).argmax(axis=-1)  # with Gumbel noise: a sample
         else:
             action = policy.mean() + policy.stddev() * noise
         outcome = env.step(env_keys, state.env_state, scale_action(action, env.action_space))
@@ -357,43 +339,31 @@ def make(config: Config) -> Algorithm:
             terminated=terminated,
             truncated=truncated,
             next_obs=info["final_observation"],
-            mask=mask,
         )
         memory = jnp.where((terminated | truncated)[:, None], 0.0, memory)
         memory = state.memory.at[:, 0].set(memory)
         return state.replace(env_state=env_state, obs=obs, memory=memory), transition
 
-    def learn(state, memory, rollout, optimizer):
+    def learn(state, memory, rollout):
         # Evaluate the rollout.
-        if config.normalize_reward:
-            done = rollout.terminated | rollout.truncated
-            scaling, reward = state.reward_scaling, rollout.reward
-            scaling, reward = normalization.scale_rewards(scaling, reward, done, config.gamma)
-            state, rollout = state.replace(reward_scaling=scaling), rollout.replace(reward=reward)
+        scaling, rollout = normalization.scale_rewards(state.reward_scaling, rollout, config.gamma)
         state, batch = evaluate(state, memory, rollout)
         v, target = batch.value, batch.target
 
         # Update with shuffled minibatches.
         key, shuffle_key = jax.random.split(state.key)
         rows = shuffle_epochs(shuffle_key, config.num_epochs, config.num_envs, minibatch_size)
-        body = partial(update_or_stop, optimizer, batch)
-        (state, _), (metrics, is_update) = jax.lax.scan(body, (state.replace(key=key), True), rows)
-
-        # Average the metrics.
-        metrics = jax.tree.map(lambda x: x.mean(where=is_update), metrics)
-        metrics["num_updates"] = is_update.sum(dtype=jnp.float32)
+        state, metrics = scan_mean(partial(update, batch), state.replace(key=key), rows)
         metrics["explained_variance"] = 1 - (target - v).var() / (target.var() + 1e-8)
 
         # Count the observations.
-        if config.normalize_obs:
-            statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
-            state = state.replace(obs_statistics=statistics)
-        return state, metrics
+        statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
+        return state.replace(obs_statistics=statistics, reward_scaling=scaling), metrics
 
     def evaluate(state, memory, rollout):
         done = rollout.terminated | rollout.truncated
         obs, next_obs = preprocess(state, rollout.obs), preprocess(state, rollout.next_obs)
-        policy, _ = actor.apply(state.params.actor, obs, memory[:, 0], done, rollout.mask)
+        policy, _ = actor.apply(state.params.actor, obs, memory[:, 0], done)
         log_prob = policy.log_prob(rollout.action)
         v, after_obs = critic.apply(state.params.critic, obs, memory[:, 1], done)
         next_value, _ = critic.apply(state.params.critic, next_obs, after_obs)
@@ -401,7 +371,7 @@ def make(config: Config) -> Algorithm:
         state = state.replace(memory=state.memory.at[:, 1].set(last_memory))
         advantage, target = gae(rollout, v, next_value, config.gamma, config.gae_lambda)
         batch = Batch(
-            steps=rollout,
+            transitions=rollout,
             log_prob=log_prob,
             value=v,
             advantage=advantage,
@@ -410,26 +380,20 @@ def make(config: Config) -> Algorithm:
         )
         return state, batch
 
-    def update_or_stop(optimizer, batch, carry, rows):
-        state, goes_on = carry
-        updated, metrics = update(state, jax.tree.map(lambda x: x[:, rows], batch), optimizer)
-        goes_on &= (config.target_kl == 0) | (metrics["approx_kl"] <= 1.5 * config.target_kl)
-        state = jax.lax.cond(goes_on, lambda: updated, lambda: state)
-        return (state, goes_on), (metrics, goes_on)
-
-    def update(state, batch, optimizer):
-        grads, metrics = jax.grad(loss, has_aux=True)(state.params, state, batch)
+    def update(batch, state, rows):
+        minibatch = jax.tree.map(lambda x: x[:, rows], batch)
+        grads, metrics = jax.grad(loss, has_aux=True)(state.params, state, minibatch)
         updates, opt_state = optimizer.update(grads, state.opt_state)
         params = optax.apply_updates(state.params, updates)
         metrics["grad_norm"] = optax.tree.norm(grads)
         return state.replace(params=params, opt_state=opt_state), metrics
 
     def loss(params, state, batch):
-        obs = preprocess(state, batch.steps.obs)
-        done = batch.steps.terminated | batch.steps.truncated
-        policy, _ = actor.apply(params.actor, obs, batch.memory[0, :, 0], done, batch.steps.mask)
+        obs = preprocess(state, batch.transitions.obs)
+        done = batch.transitions.terminated | batch.transitions.truncated
+        policy, _ = actor.apply(params.actor, obs, batch.memory[0, :, 0], done)
         v, _ = critic.apply(params.critic, obs, batch.memory[0, :, 1], done)
-        log_ratio = policy.log_prob(batch.steps.action) - batch.log_prob
+        log_ratio = policy.log_prob(batch.transitions.action) - batch.log_prob
         ratio = jnp.exp(log_ratio)
         advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
         clipped_ratio = jnp.clip(ratio, 1 - config.clip_eps, 1 + config.clip_eps)
@@ -452,11 +416,11 @@ def make(config: Config) -> Algorithm:
         return policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy, metrics
 
     def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+        return normalization.normalize(state.obs_statistics, obs)  # as it is without statistics
 
-    def act(state, obs, memory, key=None, mask=None):
+    def act(state, obs, memory, key=None):
         obs = preprocess(state, obs)
-        policy, actor_memory = actor.apply(state.params.actor, obs, memory[..., 0, :], mask=mask)
+        policy, actor_memory = actor.apply(state.params.actor, obs, memory[..., 0, :])
         _, critic_memory = critic.apply(state.params.critic, obs, memory[..., 1, :])
         action = policy.mode() if key is None else policy.sample(seed=key)
         action = scale_action(action, env.action_space)

@@ -31,12 +31,20 @@ from flax import struct
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
 from common import normalization
-from common.config import Fraction, NonNegative, Positive, PositiveFraction, validate
+from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_rollout, validate
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
-from common.loops import scan_mean, unroll
+from common.loops import gpu_unroll, scan_mean
 from common.random import shuffle_epochs
-from common.spaces import check_discrete, choose_legal, forbid, to_float
+from common.spaces import (
+    actor_obs,
+    check_discrete,
+    choose_legal,
+    draw_choices,
+    forbid_illegal,
+    patches,
+    to_float,
+)
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -64,7 +72,6 @@ class Config:
     hidden_sizes: tuple[int, ...] = (128, 128)  # layers, after the convolution if there is one
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = True  # LayerNorm before each activation
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
 
     @property
     def steps_per_iteration(self) -> int:
@@ -85,7 +92,7 @@ class Config:
 
 
 class Torso(nn.Module):
-    """Features of any observation; of images [height, width, channels] by MinAtar's convolution."""
+    """Features of any observation; of images, MinAtar's convolution (Young & Tian 2019)."""
 
     config: Config
     obs_shape: tuple[int, ...]
@@ -96,22 +103,11 @@ class Torso(nn.Module):
         leading = obs.shape[: obs.ndim - len(self.obs_shape)]
         x = to_float(obs, self.obs_shape)  # [*leading, *obs_shape]
 
-        if len(self.obs_shape) == 3 and min(self.obs_shape[:2]) >= 3:
-            # A matrix product over patches: under vmap several times faster than nn.Conv.
-            height, width = self.obs_shape[0] - 2, self.obs_shape[1] - 2
-            patches = [x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)]
-            x = jnp.concatenate(patches, axis=-1)  # [*leading, height, width, 9 * C]
-            x = nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(x)
+        if len(self.obs_shape) == 3 and min(self.obs_shape[:2]) >= 3:  # an image: a convolution
+            x = nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(patches(x, size=3))
             x = nn.relu(nn.LayerNorm()(x) if self.config.layer_norm else x)
 
         x = x.reshape(*leading, -1)
-        if self.config.torso == "simba":
-            he_normal = nn.initializers.he_normal()
-            x = nn.Dense(self.config.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
-            for size in self.config.hidden_sizes:
-                hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
-                x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
-            return nn.LayerNorm()(x)
         for size in self.config.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
             x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
@@ -126,8 +122,9 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        x = self.torso()(obs)
-        return nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(x)  # [*leading, num_actions]
+        x = self.torso()(actor_obs(obs))
+        q = nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(x)  # [*leading, num_actions]
+        return forbid_illegal(q, obs)
 
 
 # -- Data ------------------------------------------------------------------------------------------
@@ -143,7 +140,6 @@ class Transition:
     terminated: jax.Array  # [num_envs] bool, no successor state
     truncated: jax.Array  # [num_envs] bool, cut by a time limit
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
-    next_mask: jax.Array | None = None  # [num_envs, num_actions] bool, legal in next_obs; None: all
 
 
 @struct.dataclass
@@ -190,7 +186,7 @@ def q_returns(rollout: Transition, next_q: jax.Array, gamma: float, q_lambda: fl
         return target, target
 
     inputs = rollout.reward, next_q, decay
-    return jax.lax.scan(accumulate, next_q[-1], inputs, reverse=True, unroll=unroll())[1]
+    return jax.lax.scan(accumulate, next_q[-1], inputs, reverse=True, unroll=gpu_unroll())[1]
 
 
 def make(config: Config) -> Algorithm:
@@ -204,23 +200,20 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
+    check_rollout(config)
     num_rows = config.steps_per_iteration  # num_envs * num_steps
-    minibatch_size, rest = divmod(num_rows, config.num_minibatches)
-    if rest:
-        rows = f"num_envs * num_steps = {num_rows}"
-        raise ValueError(f"num_minibatches = {config.num_minibatches} must divide {rows}")
+    minibatch_size = num_rows // config.num_minibatches
     env = make_env(config.env)
     check_discrete(config.env, env)
     num_actions = env.action_space.n
-    num_choices = 2**30 if env.has_mask else num_actions  # random numbers for choose_legal
-    network = QNetwork(num_actions, partial(Torso, config, env.obs_shape))
+    network = QNetwork(num_actions, partial(Torso, config, actor_obs(env.obs_shape)))
 
-    def make_optimizer(iteration):
-        schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
-        annealed = optax.constant_schedule(schedule(iteration))  # within the iteration
-        learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
-        clip = optax.clip_by_global_norm(config.max_grad_norm)
-        return optax.chain(clip, optax.radam(learning_rate))
+    num_updates = config.num_epochs * config.num_minibatches  # of an iteration, at one learning rate
+    schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
+    annealed = lambda count: schedule(count // num_updates)  # noqa: E731
+    learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
+    clip = optax.clip_by_global_norm(config.max_grad_norm)
+    optimizer = optax.chain(clip, optax.radam(learning_rate))
 
     def init(key):
         params_key, reset_key, key = jax.random.split(key, 3)
@@ -229,7 +222,7 @@ def make(config: Config) -> Algorithm:
         statistics = normalization.init_statistics(env.obs_shape)
         return State(
             params=params,
-            opt_state=make_optimizer(0).init(params),
+            opt_state=optimizer.init(params),
             env_state=env_state,
             obs=obs,
             key=key,
@@ -238,14 +231,14 @@ def make(config: Config) -> Algorithm:
 
     def step(state, iteration):
         key, explore_key, env_key = jax.random.split(state.key, 3)
-        shape = config.num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        shape = config.num_steps, config.num_envs  # drawn at once: on a GPU each draw is a kernel
         steps = iteration * config.num_steps + jnp.arange(config.num_steps)[:, None]  # of each env
         epsilons = epsilon_at(jnp.float32(steps) * config.num_envs)  # [num_steps, 1]
         actions = draw_actions(explore_key, shape, epsilons)
         inputs = *actions, jax.random.split(env_key, shape)
         state = state.replace(key=key, env_state=clear_episodes(state.env_state))
         state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
-        state, metrics = learn(state, rollout, make_optimizer(iteration))
+        state, metrics = learn(state, rollout)
         metrics = metrics | {"epsilon": epsilons[-1, 0]}
         return state, episode_metrics(state.env_state) | metrics
 
@@ -255,15 +248,14 @@ def make(config: Config) -> Algorithm:
         return config.epsilon_end + jnp.maximum(fall, 0.0)
 
     def draw_actions(key, shape, epsilon):
-        """Whether an action is random, with probability epsilon, and its number if so."""
+        """Coin flips of epsilon-greedy, and the numbers of the actions that they would choose."""
         coin_key, action_key = jax.random.split(key)
         is_random = jax.random.uniform(coin_key, shape) < epsilon
-        return is_random, jax.random.randint(action_key, shape, 0, num_choices)
+        return is_random, draw_choices(action_key, shape, env)
 
     def explore(state, inputs):
         is_random, number, env_keys = inputs
-        mask = env.action_mask(state.env_state)
-        action = jnp.where(is_random, choose_legal(number, mask), act(state, state.obs, mask=mask))
+        action = jnp.where(is_random, choose_legal(number, state.obs), act(state, state.obs))
         outcome = env.step(env_keys, state.env_state, action)
         obs, env_state, reward, terminated, truncated, info = outcome
         transition = Transition(
@@ -273,13 +265,12 @@ def make(config: Config) -> Algorithm:
             terminated=terminated,
             truncated=truncated,
             next_obs=info["final_observation"],
-            next_mask=info["final_mask"],
         )
         return state.replace(env_state=env_state, obs=obs), transition
 
-    def learn(state, rollout, optimizer):
+    def learn(state, rollout):
         # Returns of the rollout.
-        next_q = value(state, rollout.next_obs, rollout.next_mask)  # [num_steps, num_envs]
+        next_q = value(state, rollout.next_obs)  # [num_steps, num_envs]
         target = q_returns(rollout, next_q, config.gamma, config.q_lambda)
         batch = Batch(obs=rollout.obs, action=rollout.action, target=target)
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
@@ -287,15 +278,13 @@ def make(config: Config) -> Algorithm:
         # Update with shuffled minibatches.
         key, shuffle_key = jax.random.split(state.key)
         rows = shuffle_epochs(shuffle_key, config.num_epochs, num_rows, minibatch_size)
-        state, metrics = scan_mean(partial(update, optimizer, batch), state.replace(key=key), rows)
+        state, metrics = scan_mean(partial(update, batch), state.replace(key=key), rows)
 
         # Count the observations.
-        if config.normalize_obs:
-            statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
-            state = state.replace(obs_statistics=statistics)
-        return state, metrics
+        statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
+        return state.replace(obs_statistics=statistics), metrics
 
-    def update(optimizer, batch, state, rows):
+    def update(batch, state, rows):
         minibatch = jax.tree.map(lambda x: x[rows], batch)
         grads, metrics = jax.grad(q_loss, has_aux=True)(state.params, state, minibatch)
         updates, opt_state = optimizer.update(grads, state.opt_state)
@@ -307,22 +296,21 @@ def make(config: Config) -> Algorithm:
         q = network.apply(params, preprocess(state, batch.obs))  # [minibatch_size, num_actions]
         is_taken = jax.nn.one_hot(batch.action, num_actions, dtype=q.dtype)
         q = (q * is_taken).sum(axis=-1)  # as a sum, its gradient needs no scatter
-        loss = optax.l2_loss(q, batch.target).mean()
+        loss = 0.5 * ((q - batch.target) ** 2).mean()
         return loss, {"q_loss": loss, "q_mean": q.mean()}
 
     def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+        return normalization.normalize(state.obs_statistics, obs)  # as it is without statistics
 
-    def act(state, obs, key=None, mask=None):
-        action = forbid(network.apply(state.params, preprocess(state, obs)), mask).argmax(axis=-1)
+    def act(state, obs, key=None):
+        action = network.apply(state.params, preprocess(state, obs)).argmax(axis=-1)
         if key is None:
             return action
         is_random, number = draw_actions(key, action.shape, config.epsilon_end)
-        number = number % num_actions if mask is None else choose_legal(number, mask)
-        return jnp.where(is_random, number, action)
+        return jnp.where(is_random, choose_legal(number, obs), action)
 
-    def value(state, obs, mask=None):
-        return forbid(network.apply(state.params, preprocess(state, obs)), mask).max(axis=-1)
+    def value(state, obs):
+        return network.apply(state.params, preprocess(state, obs)).max(axis=-1)
 
     return Algorithm(init, step, act, value)
 

@@ -29,11 +29,11 @@ from flax import struct
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
 from common import normalization
-from common.config import Fraction, NonNegative, Positive, TargetEntropy, validate
+from common.config import Fraction, NonNegative, Positive, TargetEntropy, check_rollout, validate
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.hl_gauss import histogram_mean, hl_gauss
 from common.initializers import orthogonal
-from common.loops import scan_mean, unroll
+from common.loops import gpu_unroll, scan_mean
 from common.random import shuffle_epochs
 from common.spaces import actor_obs, check_continuous, critic_obs, scale_action
 
@@ -69,7 +69,6 @@ class Config:
     value_hidden_sizes: tuple[int, ...] = ()  # of the critic; empty: hidden_sizes
     activation: Literal["tanh", "relu", "swish"] = "swish"  # of the hidden layers
     layer_norm: bool = True  # LayerNorm before each activation
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
 
     @property
     def steps_per_iteration(self) -> int:
@@ -97,13 +96,6 @@ class Torso(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         activation = getattr(nn, self.config.activation)
-        if self.config.torso == "simba":
-            he_normal = nn.initializers.he_normal()
-            x = nn.Dense(self.config.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
-            for size in self.config.hidden_sizes:
-                hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
-                x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
-            return nn.LayerNorm()(x)
         for size in self.config.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
             x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
@@ -111,7 +103,7 @@ class Torso(nn.Module):
 
 
 class Actor(nn.Module):
-    """The squashed Gaussian policy, before the squashing."""
+    """The Gaussian whose actions `squash` maps to [-1, 1]."""
 
     action_dim: int
     torso: Callable  # () -> Torso
@@ -218,7 +210,7 @@ def q_returns(rollout: Transition, next_q: jax.Array, gamma: float, q_lambda: fl
         return target, target
 
     inputs = rollout.reward, next_q, decay
-    return jax.lax.scan(accumulate, next_q[-1], inputs, reverse=True, unroll=unroll())[1]
+    return jax.lax.scan(accumulate, next_q[-1], inputs, reverse=True, unroll=gpu_unroll())[1]
 
 
 def make(config: Config) -> Algorithm:
@@ -234,11 +226,9 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
+    check_rollout(config)
     num_rows = config.steps_per_iteration  # num_envs * num_steps
-    minibatch_size, rest = divmod(num_rows, config.num_minibatches)
-    if rest:
-        rows = f"num_envs * num_steps = {num_rows}"
-        raise ValueError(f"num_minibatches = {config.num_minibatches} must divide {rows}")
+    minibatch_size = num_rows // config.num_minibatches
     env = make_env(config.env)
     check_continuous(config.env, env)
     if config.num_bins < 2:
@@ -251,12 +241,12 @@ def make(config: Config) -> Algorithm:
     start = lambda *_: 40.0 * to_histogram(jnp.float32(0))  # noqa: E731
     critic = Critic(config.num_bins, start, partial(Torso, value_config))
 
-    def make_optimizer(iteration):
-        schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
-        annealed = optax.constant_schedule(schedule(iteration))  # within the iteration
-        learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
-        clip = optax.clip_by_global_norm(config.max_grad_norm)
-        return optax.chain(clip, optax.adam(learning_rate))
+    num_updates = config.num_epochs * config.num_minibatches  # of an iteration, at one learning rate
+    schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
+    annealed = lambda count: schedule(count // num_updates)  # noqa: E731
+    learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
+    clip = optax.clip_by_global_norm(config.max_grad_norm)
+    optimizer = optax.chain(clip, optax.adam(learning_rate))
 
     def init(key):
         actor_key, critic_key, reset_key, key = jax.random.split(key, 4)
@@ -271,7 +261,7 @@ def make(config: Config) -> Algorithm:
         statistics = normalization.init_statistics(env.obs_shape)
         return State(
             params=params,
-            opt_state={name: make_optimizer(0).init(x) for name, x in vars(params).items()},
+            opt_state={name: optimizer.init(x) for name, x in vars(params).items()},
             env_state=env_state,
             obs=obs,
             key=key,
@@ -279,13 +269,14 @@ def make(config: Config) -> Algorithm:
         )
 
     def step(state, iteration):
+        del iteration  # the optimizer counts its updates
         key, noise_key, env_key = jax.random.split(state.key, 3)
-        shape = config.num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        shape = config.num_steps, config.num_envs  # drawn at once: on a GPU each draw is a kernel
         noise = jax.random.normal(noise_key, (*shape, action_dim), jnp.float32)
         inputs = noise, jax.random.split(env_key, shape)
         state = state.replace(key=key, env_state=clear_episodes(state.env_state))
         state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
-        state, metrics = learn(state, rollout, make_optimizer(iteration))
+        state, metrics = learn(state, rollout)
         return state, episode_metrics(state.env_state) | metrics
 
     def explore(state, inputs):
@@ -304,7 +295,7 @@ def make(config: Config) -> Algorithm:
         )
         return state.replace(env_state=env_state, obs=obs), transition
 
-    def learn(state, rollout, optimizer):
+    def learn(state, rollout):
         # Evaluate the rollout.
         key, value_key, shuffle_key, noise_key = jax.random.split(state.key, 4)
         shape = config.num_samples, *rollout.action.shape
@@ -314,16 +305,14 @@ def make(config: Config) -> Algorithm:
         # Update with shuffled minibatches.
         rows = shuffle_epochs(shuffle_key, config.num_epochs, num_rows, minibatch_size)
         noise = jax.random.normal(noise_key, (*rows.shape, action_dim), jnp.float32)
-        body = partial(update, optimizer, batch)
+        body = partial(update, batch)
         state, metrics = scan_mean(body, state.replace(key=key), (rows, noise))
         in_range = jnp.clip(batch.target, config.value_min, config.value_max)
         metrics["clipped_targets"] = (in_range != batch.target).mean()
 
         # Count the observations.
-        if config.normalize_obs:
-            statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
-            state = state.replace(obs_statistics=statistics)
-        return state, metrics
+        statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
+        return state.replace(obs_statistics=statistics), metrics
 
     def evaluate(state, rollout, noise):
         obs, next_obs = preprocess(state, rollout.obs), preprocess(state, rollout.next_obs)
@@ -336,18 +325,18 @@ def make(config: Config) -> Algorithm:
         mean, std = old.mean(), old.stddev()
         return Batch(obs=rollout.obs, action=rollout.action, target=target, mean=mean, std=std)
 
-    def update(optimizer, batch, state, inputs):
+    def update(batch, state, inputs):
         rows, noise = inputs
-        minibatch, step_on = jax.tree.map(lambda x: x[rows], batch), partial(descend, optimizer)
-        state, critic_metrics = step_on(state, "critic", critic_loss, minibatch)
-        state, actor_metrics = step_on(state, "actor", actor_loss, minibatch, noise)
-        state, alpha_metrics = step_on(state, "log_alpha", alpha_loss, actor_metrics["entropy"])
-        state, eta_metrics = step_on(state, "log_eta", eta_loss, actor_metrics["kl"])
+        minibatch = jax.tree.map(lambda x: x[rows], batch)
+        state, critic_metrics = descend(state, "critic", critic_loss, minibatch)
+        state, actor_metrics = descend(state, "actor", actor_loss, minibatch, noise)
+        state, alpha_metrics = descend(state, "log_alpha", alpha_loss, actor_metrics["entropy"])
+        state, eta_metrics = descend(state, "log_eta", eta_loss, actor_metrics["kl"])
         log_eta = jnp.maximum(state.params.log_eta, jnp.log(config.eta))
         state = state.replace(params=state.params.replace(log_eta=log_eta))
         return state, critic_metrics | actor_metrics | alpha_metrics | eta_metrics
 
-    def descend(optimizer, state, name, loss, *inputs):
+    def descend(state, name, loss, *inputs):
         """One optimizer step on the parameters called `name`."""
         params = getattr(state.params, name)
         grads, metrics = jax.grad(loss, has_aux=True)(params, state, *inputs)
@@ -381,11 +370,13 @@ def make(config: Config) -> Algorithm:
         return histogram_mean(critic.apply(critic_params, obs, action), **bins)
 
     def sample_action(policy, noise):
-        gaussian_action, log_det = policy.bijector.forward_and_log_det(noise)
-        return squash(gaussian_action, policy.distribution.log_prob(noise) - log_det)
+        mean, std = policy.mean(), policy.stddev()
+        # The policy's own log_prob would find the noise again by a division, inexact if std is small.
+        log_prob = (jax.scipy.stats.norm.logpdf(noise) - jnp.log(std)).sum(axis=-1)
+        return squash(mean + std * noise, log_prob)
 
     def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+        return normalization.normalize(state.obs_statistics, obs)  # as it is without statistics
 
     def act(state, obs, key=None):
         policy = actor.apply(state.params.actor, preprocess(state, obs))

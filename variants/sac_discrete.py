@@ -11,7 +11,7 @@ Different from the original:
 
 Options, off by default:
   - n_step (Hessel et al. 2018, arXiv:1710.02298), uncorrected, with the last step's entropy alone.
-  - layer_norm (arXiv:2403.00514); torso simba (arXiv:2410.09754) without weight decay.
+  - layer_norm (arXiv:2403.00514).
 
 Run: python variants/sac_discrete.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
 """
@@ -33,12 +33,12 @@ from flax import struct
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
 from common import normalization
-from common.buffer import Buffer, add, draw_rows, init_buffer, read, read_windows
+from common.buffer import Buffer, add, draw_rows, init_buffer, read_windows
 from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import scan_mean
-from common.spaces import check_discrete, choose_legal, forbid
+from common.spaces import actor_obs, check_discrete, choose_legal, draw_choices, forbid_illegal
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -70,7 +70,6 @@ class Config:
     value_hidden_sizes: tuple[int, ...] = ()  # of each critic; empty: hidden_sizes
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
-    torso: Literal["mlp", "simba"] = "mlp"  # simba: residual blocks; use it with normalize_obs
 
     @property
     def cycle_steps(self) -> int:
@@ -103,13 +102,6 @@ class Torso(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         activation = getattr(nn, self.config.activation)
-        if self.config.torso == "simba":
-            he_normal = nn.initializers.he_normal()
-            x = nn.Dense(self.config.hidden_sizes[0], kernel_init=orthogonal(1.0))(x)
-            for size in self.config.hidden_sizes:
-                hidden = nn.relu(nn.Dense(4 * size, kernel_init=he_normal)(nn.LayerNorm()(x)))
-                x = x + nn.Dense(size, kernel_init=he_normal)(hidden)
-            return nn.LayerNorm()(x)
         for size in self.config.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
             x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
@@ -123,10 +115,10 @@ class Actor(nn.Module):
     torso: Callable  # () -> Torso
 
     @nn.compact
-    def __call__(self, obs: jax.Array, mask: jax.Array | None = None) -> distrax.Distribution:
-        x = self.torso()(obs.astype(jnp.float32))
+    def __call__(self, obs: jax.Array) -> distrax.Distribution:
+        x = self.torso()(actor_obs(obs).astype(jnp.float32))
         x = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x)  # [..., num_actions]
-        return distrax.Categorical(logits=forbid(x, mask))
+        return distrax.Categorical(logits=forbid_illegal(x, obs))
 
 
 class Critic(nn.Module):
@@ -137,7 +129,7 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        x = self.torso()(obs.astype(jnp.float32))
+        x = self.torso()(actor_obs(obs).astype(jnp.float32))
         return nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(x)  # [..., num_actions]
 
 
@@ -162,11 +154,9 @@ class Transition:
     action: jax.Array  # [num_envs] int
     reward: jax.Array  # [num_envs]
     terminated: jax.Array  # [num_envs] bool, no successor state
+    truncated: jax.Array  # [num_envs] bool, cut by a time limit
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
-    truncated: jax.Array | None = None  # [num_envs] bool, cut by a time limit, if n_step > 1
-    discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch if n_step > 1
-    mask: jax.Array | None = None  # [num_envs, num_actions] bool, legal in obs; None: all
-    next_mask: jax.Array | None = None  # [num_envs, num_actions] bool, legal in next_obs; None: all
+    discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch
 
 
 @struct.dataclass
@@ -226,7 +216,6 @@ def make(config: Config) -> Algorithm:
     env = make_env(config.env)
     check_discrete(config.env, env, only_vectors=True)
     num_actions = env.action_space.n
-    num_choices = 2**30 if env.has_mask else num_actions  # random numbers for choose_legal
     max_entropy = np.float32(np.log(num_actions))  # that of the uniform policy
     value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
     actor = Actor(num_actions, partial(Torso, config))
@@ -237,7 +226,7 @@ def make(config: Config) -> Algorithm:
         "log_alpha": optax.adam(config.alpha_learning_rate),
     }
     window = {"n_step": config.n_step, "num_envs": config.num_envs, "gamma": config.gamma}
-    read_batches = partial(read_windows, **window) if config.n_step > 1 else read
+    read_batches = partial(read_windows, **window)
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
     rows_shape = num_cycles, config.cycle_updates, config.batch_size
@@ -251,10 +240,8 @@ def make(config: Config) -> Algorithm:
             log_alpha=jnp.log(jnp.asarray(config.alpha, jnp.float32)),
         )
         action, zero, no = jnp.int32(0), jnp.float32(0), jnp.bool_(False)
-        row = Transition(obs=obs[0], action=action, reward=zero, terminated=no, next_obs=obs[0])
-        mask = jax.tree.map(lambda x: x[0], env.action_mask(env_state))
-        row = row.replace(mask=mask, next_mask=mask)
-        row = row.replace(truncated=no) if config.n_step > 1 else row
+        first = jax.tree.map(lambda x: x[0], obs)
+        row = Transition(first, action, zero, terminated=no, truncated=no, next_obs=first)
         statistics = normalization.init_statistics(env.obs_shape)
         state = State(
             params=params,
@@ -267,17 +254,17 @@ def make(config: Config) -> Algorithm:
             obs_statistics=statistics if config.normalize_obs else None,
         )
         shape = config.learning_starts // config.num_envs, config.num_envs
-        numbers = jax.random.randint(action_key, shape, 0, num_choices)
+        numbers = draw_choices(action_key, shape, env)
         return jax.lax.scan(fill, state, (numbers, jax.random.split(env_key, shape)))[0]
 
     def fill(state, inputs):
         number, env_keys = inputs
-        return env_step(state, (choose_legal(number, env.action_mask(state.env_state)), env_keys))
+        return env_step(state, (choose_legal(number, state.obs), env_keys))
 
     def step(state, iteration):
         del iteration  # nothing follows a schedule
         key, explore_key, env_key, row_key = jax.random.split(state.key, 4)
-        shape = num_cycles, num_steps, config.num_envs  # all at once: on a GPU a draw is a kernel
+        shape = num_cycles, num_steps, config.num_envs  # drawn at once: on a GPU each draw is a kernel
         noise = jax.random.gumbel(explore_key, (*shape, num_actions), jnp.float32)
         explore_inputs = noise, jax.random.split(env_key, shape)
         rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
@@ -292,9 +279,8 @@ def make(config: Config) -> Algorithm:
 
     def explore(state, inputs):
         noise, env_keys = inputs
-        mask = env.action_mask(state.env_state)
-        policy = actor.apply(state.params.actor, preprocess(state, state.obs), mask)
-        action = (policy.logits + noise).argmax(axis=-1)  # Gumbel noise: a sample
+        policy = actor.apply(state.params.actor, preprocess(state, state.obs))
+        action = (policy.logits + noise).argmax(axis=-1)  # with Gumbel noise: a sample
         return env_step(state, (action, env_keys))
 
     def env_step(state, inputs):
@@ -306,16 +292,12 @@ def make(config: Config) -> Algorithm:
             action=action,
             reward=config.reward_scale * reward,
             terminated=terminated,
+            truncated=truncated,
             next_obs=info["final_observation"],
-            truncated=truncated if config.n_step > 1 else None,
-            mask=env.action_mask(state.env_state),
-            next_mask=info["final_mask"],
         )
-        state = state.replace(buffer=add(state.buffer, transition), env_state=env_state, obs=obs)
-        if config.normalize_obs:
-            statistics = normalization.update_statistics(state.obs_statistics, transition.obs)
-            state = state.replace(obs_statistics=statistics)
-        return state, None
+        statistics = normalization.update_statistics(state.obs_statistics, transition.obs)
+        state = state.replace(env_state=env_state, obs=obs, obs_statistics=statistics)
+        return state.replace(buffer=add(state.buffer, transition)), None
 
     def learn(state, rows):
         batches = read_batches(state.buffer, rows)
@@ -338,12 +320,11 @@ def make(config: Config) -> Algorithm:
 
     def critic_loss(critic_params, state, batch):
         next_obs = preprocess(state, batch.next_obs)
-        policy = actor.apply(state.params.actor, next_obs, batch.next_mask)
+        policy = actor.apply(state.params.actor, next_obs)
         q_next = critic.apply(state.target_params, next_obs).min(axis=-1)
         soft_q = q_next - jnp.exp(state.params.log_alpha) * policy.logits
         next_value = expectation(policy, soft_q)  # [batch_size], eq. 10
-        discount = config.gamma if config.n_step == 1 else batch.discount
-        target = batch.reward + discount * jnp.where(batch.terminated, 0.0, next_value)
+        target = batch.reward + batch.discount * jnp.where(batch.terminated, 0.0, next_value)
 
         obs = preprocess(state, batch.obs)
         q = critic.apply(critic_params, obs)  # [batch_size, num_actions, 2]
@@ -354,7 +335,7 @@ def make(config: Config) -> Algorithm:
 
     def actor_loss(actor_params, state, batch):
         obs = preprocess(state, batch.obs)
-        policy = actor.apply(actor_params, obs, batch.mask)
+        policy = actor.apply(actor_params, obs)
         q = critic.apply(state.params.critic, obs).min(axis=-1)  # [batch_size, num_actions]
         minus_soft_q = jnp.exp(state.params.log_alpha) * policy.logits - q
         loss = expectation(policy, minus_soft_q).mean()  # eq. 12
@@ -365,15 +346,15 @@ def make(config: Config) -> Algorithm:
         return alpha * (entropy - config.target_entropy * max_entropy), {"alpha": alpha}
 
     def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+        return normalization.normalize(state.obs_statistics, obs)  # as it is without statistics
 
-    def act(state, obs, key=None, mask=None):
-        policy = actor.apply(state.params.actor, preprocess(state, obs), mask)
+    def act(state, obs, key=None):
+        policy = actor.apply(state.params.actor, preprocess(state, obs))
         return policy.mode() if key is None else policy.sample(seed=key)
 
-    def value(state, obs, mask=None):
+    def value(state, obs):
         obs = preprocess(state, obs)
-        action = actor.apply(state.params.actor, obs, mask).mode()
+        action = actor.apply(state.params.actor, obs).mode()
         q = critic.apply(state.params.critic, obs).min(axis=-1)  # [..., num_actions]
         return jnp.take_along_axis(q, action[..., None], axis=-1).squeeze(-1)
 

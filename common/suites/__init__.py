@@ -54,7 +54,8 @@ class Suite(Protocol):
         """Start an episode: obs [*obs_shape], and state, any pytree of arrays, alike in `step`. Images are
         [height, width, channels].
 
-        Where the critic may see more than the policy, as in simulation, obs is a dict of `actor` and `critic`.
+        obs may be a dict: `actor`, what the policy sees; `critic`, what value functions see where that is more, as in
+        simulation; `legal` [n] bool, the legal ones of discrete actions where some are not.
         """
 
     @abstractmethod
@@ -67,10 +68,6 @@ class Suite(Protocol):
         become metrics, the mean over episodes of their last finite ones, but for `truncated` [] bool: the suite cuts
         the episode by a rule of its own.
         """
-
-    def action_mask(self, state: Any) -> jax.Array | None:
-        """Legal actions [n] bool of a Discrete action space; None: all are legal in every state."""
-        return None
 
     def renderer(self) -> tuple[str, Callable[[Iterable[Any], np.ndarray, str], None]]:
         """The file's ending, and a function that writes an episode: its states, its returns up to each, the path.

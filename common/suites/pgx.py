@@ -37,13 +37,14 @@ class Suite(suites.Suite):
     def reset(self, key: jax.Array):
         """`key -> obs, state`."""
         state = self.env.init(key)
-        return state.observation.astype(jnp.float32), state
+        return self.observe(state), state
 
     def step(self, key: jax.Array, state: Any, action: jax.Array):
         """`-> obs, state, reward, terminated, info`."""
         state = self.env.step(state, action, key)
-        return state.observation.astype(jnp.float32), state, state.rewards[0], state.terminated, {}
+        return self.observe(state), state, state.rewards[0], state.terminated, {}
 
-    def action_mask(self, state: Any):
-        """`state -> legal actions`, for 2048; in MinAtar all are legal."""
-        return state.legal_action_mask if self.env.id == "2048" else None
+    def observe(self, state: Any):
+        """`state -> obs`, in 2048 with the legal actions; in MinAtar all are legal."""
+        obs = state.observation.astype(jnp.float32)
+        return {"actor": obs, "legal": state.legal_action_mask} if self.env.id == "2048" else obs

@@ -11,7 +11,6 @@ from typing import Annotated, Any, NoReturn
 
 import tyro
 
-from common.presets import read_all_presets, read_presets
 from common.suites import canonical_name
 from runner.ask.options import FIXED, Options, check_options, parse_integer
 
@@ -28,29 +27,6 @@ def shown_path(script: str) -> str:
     """The path of a script from the current folder, or its name if it is not in there."""
     path = Path(script).absolute()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
-
-
-def find_preset(script: str, config_class: type, env: str, name: str = "") -> Any:
-    """The preset of an environment, None without one; options behind a colon do not change which preset it takes.
-
-    Raises:
-        ValueError: the file of presets has an error.
-    """
-    preset = read_presets(Path(script).stem, config_class, name).get(_without_options(env))
-    return preset and dataclasses.replace(preset, env=env)
-
-
-def check_preset_name(script: str, config_class: type, env: str, name: str) -> None:
-    """Raise ValueError, with the names that there are, unless the environment has a preset of this name."""
-    env, algorithm = _without_options(env), Path(script).stem
-    names = [x for x, presets in read_all_presets(algorithm, config_class).items() if x and env in presets]
-    if name and name not in names:
-        others = f"only {', '.join(names)}" if names else "whose presets have no name: leave --preset out"
-        raise ValueError(f"presets/{algorithm}.toml has no preset {name} for {env}, {others}")
-
-
-def _without_options(env: str) -> str:
-    return env.partition(":")[0]
 
 
 def read_words(config_class: type) -> list[str]:

@@ -25,11 +25,15 @@ VERSION = 2  # 1: records without a version
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "safetensors", "numpy")
 # The fields that are read again, with their types.
 FIELDS = {"script": str, "config": dict, "options": dict, "parts": list, "wandb_id": str}
+# Settings of earlier versions that are recipes now, with the value that switched them off.
+RECIPES = {"torso": "mlp", "target_kl": 0.0, "dueling": False, "loss": "mse"}
 
 
 @dataclass(frozen=True)
 class Record:
-    """The fields of config.json that are read again, as they stand there; the environment by its canonical name."""
+    """The fields of config.json that are read again; the environment by its canonical name, settings that are recipes
+    now only where they were on.
+    """
 
     path: Path  # of config.json
     script: str  # path
@@ -103,7 +107,8 @@ def read_record(directory: Path) -> Record:
         raise ValueError(f"no run in {directory}: it has no {RECORD}") from None
     except (OSError, ValueError, RecursionError) as error:  # JSON that is nested too deep is a RecursionError
         raise ValueError(f"{path} cannot be read: {error}") from error
-    config, parts = content["config"], [Part(*part) for part in content["parts"]]
+    parts = [Part(*part) for part in content["parts"]]
+    config = {name: x for name, x in content["config"].items() if name not in RECIPES or x != RECIPES[name]}
     if isinstance(config.get("env"), str):  # earlier versions recorded it as it was given
         config["env"] = canonical_name(config["env"])
     return Record(path, content["script"], config, content["options"], parts, content["wandb_id"])
@@ -123,7 +128,7 @@ def read_config(record: Record, config_class: type, to_resume: bool = False) -> 
     if to_resume and unknown:
         raise ValueError(
             f"{record.path} has settings that this version of {record.algorithm}.py does not know, so it cannot "
-            f"train on: {', '.join(unknown)}"
+            f"train on: {_join(unknown)}"
         )
     fields = _known_fields(record, record.config, dataclasses.asdict(config_class()))
     try:
@@ -151,13 +156,18 @@ def read_options(record: Record) -> Options:
     return options
 
 
+def _join(unknown: list[str]) -> str:
+    """Names of settings, with the page of those that are recipes."""
+    return ", ".join(f"{name} (see docs/recipes.md)" if name in RECIPES else name for name in unknown)
+
+
 def _known_fields(record: Record, content: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """The fields that `defaults` has, from `content` where it has them too."""
     if missing := {name: x for name, x in defaults.items() if name not in content and x != ""}:  # "": not used
         values = ", ".join(f"{name} = {x}" for name, x in missing.items())
         print(f"note: {record.path} is of another version and lacks {values} (the default)", file=sys.stderr)
     if unknown := sorted(content.keys() - defaults.keys()):
-        print(f"note: {record.path} is of another version; not used: {', '.join(unknown)}", file=sys.stderr)
+        print(f"note: {record.path} is of another version; not used: {_join(unknown)}", file=sys.stderr)
     known = defaults | {name: x for name, x in content.items() if name in defaults}
     return {name: tuple(x) if isinstance(x, list) else x for name, x in known.items()}
 

@@ -70,31 +70,25 @@ def episode_limit(env: Environment, most: int) -> int:
 
 
 def greedy_policy(algorithm: Any, state: Any, num_envs: int) -> tuple[Callable, Any]:
-    """`act(obs, memory, **legal) -> action, memory` of one lane, and the memory where episodes begin; () without one.
-
-    `legal` is that of `legal_actions`; with `key` the actions are sampled.
+    """`act(obs, memory, key=None) -> action, memory` of one lane, sampled with a key, and the memory where episodes
+    begin; () without one.
     """
     if hasattr(algorithm, "initial_memory"):
         return partial(algorithm.act, state), algorithm.initial_memory(num_envs)
-    return lambda obs, memory, **legal: (algorithm.act(state, obs, **legal), memory), ()
+    return lambda obs, memory, key=None: (algorithm.act(state, obs, key), memory), ()
 
 
 def sampled_policy(algorithm: Any, state: Any, num_envs: int, key: jax.Array) -> tuple[Callable, Any]:
     """`greedy_policy`, but with sampled actions: its memory also has the key from which the next ones are drawn."""
     act, memory = greedy_policy(algorithm, state, num_envs)
 
-    def sample(obs, memory, **legal):
+    def sample(obs, memory):
         memory, key = memory
         key, action_key = jax.random.split(key)
-        action, memory = act(obs, memory, key=action_key, **legal)
+        action, memory = act(obs, memory, key=action_key)
         return action, (memory, key)
 
     return sample, (memory, key)
-
-
-def legal_actions(env: Environment, env_state: Any) -> dict[str, jax.Array]:
-    """The argument `mask` of `act`, [num_envs, n] bool, if actions of the environment may be illegal."""
-    return {"mask": env.action_mask(env_state)} if env.has_mask else {}
 
 
 def evaluate(
@@ -104,7 +98,7 @@ def evaluate(
 
     Args:
         act: obs [num_episodes, *obs_shape] and memory -> action [num_episodes, ...] in the environment's units, memory;
-            see `greedy_policy` and `sampled_policy`, also for masks.
+            see `greedy_policy` and `sampled_policy`.
         memory: before the first observation, of any structure.
         limit: steps after which an episode is cut.
 
@@ -120,7 +114,7 @@ def evaluate(
 
     def play(carry, _):
         step, obs, memory, env_state, finished, episode_return, episode_length = carry
-        action, memory = act(obs, memory, **legal_actions(env, env_state))
+        action, memory = act(obs, memory)
         keys = jax.random.split(jax.random.fold_in(step_key, step), num_episodes)
         obs, env_state, reward, terminated, truncated, _ = env.advance(keys, env_state, action)
         counts = ~finished & (step < limit)  # [num_episodes]; the steps before the last check may exceed the limit

@@ -10,7 +10,7 @@ from typing import IO, Any
 import jax
 import numpy as np
 
-from runner.ask.cli import find_preset
+from common.presets import find_preset
 from runner.experiment import Experiment, Part, Progress
 from runner.machine.evaluation import MAX_EVALUATIONS, auto_evaluations, evaluation_bounds
 from runner.machine.memory import describe_state
