@@ -234,7 +234,7 @@ def make(config: Config) -> Algorithm:
         return env_step(state, (choose_legal(number, state.obs), env_keys))
 
     def step(state, iteration):
-        shape = num_cycles, num_steps, config.num_envs  # drawn at once: on a GPU each draw is a kernel
+        shape = num_cycles, num_steps, config.num_envs  # drawn at once: on a GPU a draw is a kernel
         first_step = config.env_steps(iteration)
         env_steps = first_step + config.num_envs * jnp.arange(num_cycles * num_steps)
         epsilons = epsilon_at(env_steps).reshape(num_cycles, num_steps, 1)

@@ -277,7 +277,7 @@ def make(config: Config) -> Algorithm:
     def step(state, iteration):
         del iteration  # nothing follows a schedule
         key, explore_key, env_key, row_key, learn_key = jax.random.split(state.key, 5)
-        shape = num_cycles, num_steps, config.num_envs  # drawn at once: on a GPU each draw is a kernel
+        shape = num_cycles, num_steps, config.num_envs  # drawn at once: on a GPU a draw is a kernel
         noise = jax.random.normal(explore_key, (*shape, action_dim), jnp.float32)
         explore_inputs = noise, jax.random.split(env_key, shape)
         rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
@@ -360,7 +360,7 @@ def make(config: Config) -> Algorithm:
     def sample_action(actor_params, obs, noise):
         policy = actor.apply(actor_params, obs)
         mean, std = policy.mean(), policy.stddev()
-        # The policy's own log_prob would find the noise again by a division, inexact if std is small.
+        # policy.log_prob would divide to find the noise again: inexact where std is small.
         log_prob = (jax.scipy.stats.norm.logpdf(noise) - jnp.log(std)).sum(axis=-1)
         return squash(mean + std * noise, log_prob)
 

@@ -267,7 +267,7 @@ def make(config: Config) -> Algorithm:
     def step(state, iteration):
         del iteration  # nothing follows a schedule
         key, explore_key, env_key, row_key, learn_key = jax.random.split(state.key, 5)
-        shape = num_cycles, num_steps, config.num_envs  # drawn at once: on a GPU each draw is a kernel
+        shape = num_cycles, num_steps, config.num_envs  # drawn at once: on a GPU a draw is a kernel
         noise = jax.random.normal(explore_key, (*shape, action_dim), jnp.float32)
         explore_inputs = noise, jax.random.split(env_key, shape)
         rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
@@ -311,7 +311,7 @@ def make(config: Config) -> Algorithm:
 
     def update(state, inputs):
         batches, noise = inputs  # [policy_delay, ...]
-        state, critic_metrics = scan_mean(update_critic, state, (batches, noise), unroll=gpu_unroll())
+        state, critic_metrics = scan_mean(update_critic, state, inputs, unroll=gpu_unroll())
         last_batch = jax.tree.map(lambda x: x[-1], batches)
         state, actor_metrics = descend(state, "actor", actor_loss, last_batch)
         target_params = optax.incremental_update(state.params, state.target_params, config.tau)

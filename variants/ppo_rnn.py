@@ -251,7 +251,8 @@ def gae(
         return advantage, advantage
 
     zeros = jnp.zeros_like(delta[0])
-    _, advantage = jax.lax.scan(accumulate, zeros, (delta, decay), reverse=True, unroll=gpu_unroll())
+    inputs = delta, decay
+    _, advantage = jax.lax.scan(accumulate, zeros, inputs, reverse=True, unroll=gpu_unroll())
     return advantage, advantage + value
 
 
@@ -279,7 +280,7 @@ def make(config: Config) -> Algorithm:
     value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
     critic = Critic(partial(Torso, value_config, critic_obs(env.obs_shape)))
 
-    num_updates = config.num_epochs * config.num_minibatches  # of an iteration, at one learning rate
+    num_updates = config.num_epochs * config.num_minibatches  # of an iteration, at one rate
     schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
     annealed = lambda count: schedule(count // num_updates)  # noqa: E731
     learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
@@ -313,7 +314,7 @@ def make(config: Config) -> Algorithm:
     def step(state, iteration):
         del iteration  # the optimizer counts its updates
         key, noise_key, env_key = jax.random.split(state.key, 3)
-        shape = config.num_steps, config.num_envs  # drawn at once: on a GPU each draw is a kernel
+        shape = config.num_steps, config.num_envs  # drawn at once: on a GPU a draw is a kernel
         noise = draw_noise(noise_key, (*shape, num_outputs), jnp.float32)
         inputs = noise, jax.random.split(env_key, shape)
         state = state.replace(key=key, env_state=clear_episodes(state.env_state))

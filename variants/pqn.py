@@ -208,7 +208,7 @@ def make(config: Config) -> Algorithm:
     num_actions = env.action_space.n
     network = QNetwork(num_actions, partial(Torso, config, actor_obs(env.obs_shape)))
 
-    num_updates = config.num_epochs * config.num_minibatches  # of an iteration, at one learning rate
+    num_updates = config.num_epochs * config.num_minibatches  # of an iteration, at one rate
     schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
     annealed = lambda count: schedule(count // num_updates)  # noqa: E731
     learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
@@ -231,7 +231,7 @@ def make(config: Config) -> Algorithm:
 
     def step(state, iteration):
         key, explore_key, env_key = jax.random.split(state.key, 3)
-        shape = config.num_steps, config.num_envs  # drawn at once: on a GPU each draw is a kernel
+        shape = config.num_steps, config.num_envs  # drawn at once: on a GPU a draw is a kernel
         steps = iteration * config.num_steps + jnp.arange(config.num_steps)[:, None]  # of each env
         epsilons = epsilon_at(jnp.float32(steps) * config.num_envs)  # [num_steps, 1]
         actions = draw_actions(explore_key, shape, epsilons)

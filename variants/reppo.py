@@ -241,7 +241,7 @@ def make(config: Config) -> Algorithm:
     start = lambda *_: 40.0 * to_histogram(jnp.float32(0))  # noqa: E731
     critic = Critic(config.num_bins, start, partial(Torso, value_config))
 
-    num_updates = config.num_epochs * config.num_minibatches  # of an iteration, at one learning rate
+    num_updates = config.num_epochs * config.num_minibatches  # of an iteration, at one rate
     schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
     annealed = lambda count: schedule(count // num_updates)  # noqa: E731
     learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
@@ -271,7 +271,7 @@ def make(config: Config) -> Algorithm:
     def step(state, iteration):
         del iteration  # the optimizer counts its updates
         key, noise_key, env_key = jax.random.split(state.key, 3)
-        shape = config.num_steps, config.num_envs  # drawn at once: on a GPU each draw is a kernel
+        shape = config.num_steps, config.num_envs  # drawn at once: on a GPU a draw is a kernel
         noise = jax.random.normal(noise_key, (*shape, action_dim), jnp.float32)
         inputs = noise, jax.random.split(env_key, shape)
         state = state.replace(key=key, env_state=clear_episodes(state.env_state))
@@ -371,7 +371,7 @@ def make(config: Config) -> Algorithm:
 
     def sample_action(policy, noise):
         mean, std = policy.mean(), policy.stddev()
-        # The policy's own log_prob would find the noise again by a division, inexact if std is small.
+        # policy.log_prob would divide to find the noise again: inexact where std is small.
         log_prob = (jax.scipy.stats.norm.logpdf(noise) - jnp.log(std)).sum(axis=-1)
         return squash(mean + std * noise, log_prob)
 

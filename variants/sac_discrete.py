@@ -264,7 +264,7 @@ def make(config: Config) -> Algorithm:
     def step(state, iteration):
         del iteration  # nothing follows a schedule
         key, explore_key, env_key, row_key = jax.random.split(state.key, 4)
-        shape = num_cycles, num_steps, config.num_envs  # drawn at once: on a GPU each draw is a kernel
+        shape = num_cycles, num_steps, config.num_envs  # drawn at once: on a GPU a draw is a kernel
         noise = jax.random.gumbel(explore_key, (*shape, num_actions), jnp.float32)
         explore_inputs = noise, jax.random.split(env_key, shape)
         rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
