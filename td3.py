@@ -310,7 +310,7 @@ def make(config: Config) -> Algorithm:
         return scan_mean(update, state, (batches, noise))
 
     def update(state, inputs):
-        batches, noise = inputs  # [policy_delay, ...]
+        batches, _ = inputs  # [policy_delay, ...]; the noise is that of the critics
         state, critic_metrics = scan_mean(update_critic, state, inputs, unroll=gpu_unroll())
         last_batch = jax.tree.map(lambda x: x[-1], batches)
         state, actor_metrics = descend(state, "actor", actor_loss, last_batch)

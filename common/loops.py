@@ -15,7 +15,7 @@ def gpu_unroll() -> int:
 
 
 def scan_mean(body: Callable, carry: Any, xs: Any, unroll: int = 1) -> tuple[Any, Any]:
-    """`jax.lax.scan(body, carry, xs)` with the mean of the outputs [] float32 in place of the stacked outputs.
+    """`jax.lax.scan(body, carry, xs)` with the mean of the outputs [], as float32, in place of the stacked outputs.
 
     They are summed in the carry: on a GPU each stacked output would be a kernel of its own in every round.
     """
@@ -23,7 +23,7 @@ def scan_mean(body: Callable, carry: Any, xs: Any, unroll: int = 1) -> tuple[Any
     def add(carry_and_total, x):
         carry, total = carry_and_total
         carry, outputs = body(carry, x)
-        return (carry, total + jnp.stack(jax.tree.leaves(outputs))), None
+        return (carry, total + jnp.stack(jax.tree.leaves(outputs)).astype(jnp.float32)), None
 
     _, shapes = jax.eval_shape(lambda carry, xs: body(carry, jax.tree.map(lambda x: x[0], xs)), carry, xs)
     leaves, structure = jax.tree.flatten(shapes)

@@ -1,11 +1,13 @@
 """What holds for every test."""
 
+import functools
 import os
+import shutil
 
 import hypothesis
 import jax
 import pytest
-from helpers import shared_compilations
+from helpers import ENVS, execute, path_of, shared_compilations, small_run
 
 import common  # noqa: F401  # before any test imports gymnax: it sets the number of CPU devices
 
@@ -22,6 +24,13 @@ if jax.__version_info__ < (0, 11):
 os.environ.setdefault("XLA_FLAGS", " ".join(f"--xla_{flag}" for flag in FLAGS))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forgotten_programs():
+    """Compiled programs of a module are not kept for the next one: a process would grow to several GB."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="module")
 def compilations(tmp_path_factory):
     """One folder of compiled programs for all tests."""
@@ -34,3 +43,39 @@ def folder(tmp_path, monkeypatch):
     """An empty folder to run in."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+# -- Whole runs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["ppo", "dqn"])
+def script(request):
+    """A script of each kind."""
+    return request.param
+
+
+@functools.cache
+def undisturbed_run(script, folder):
+    """What a run says that nothing disturbed, its flags, and its folder; one for all modules."""
+    arguments = small_run(script, name="undisturbed")
+    folder.mkdir(parents=True)
+    result = execute(path_of(script), *arguments, cwd=folder)
+    assert result.status == 0, result
+    return result, arguments, folder / "runs" / script / ENVS[script][0] / "undisturbed"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(script, compilations, tmp_path_factory):
+    return undisturbed_run(script, tmp_path_factory.getbasetemp() / "undisturbed" / script)
+
+
+@pytest.fixture(scope="module")
+def undisturbed_ppo(compilations, tmp_path_factory):
+    """The folder of a run of ppo.py."""
+    return undisturbed_run("ppo", tmp_path_factory.getbasetemp() / "undisturbed" / "ppo")[2]
+
+
+@pytest.fixture
+def finished(undisturbed, tmp_path):
+    """A copy of the folder of a finished run, to be resumed or damaged."""
+    return shutil.copytree(undisturbed[2], tmp_path / "finished")

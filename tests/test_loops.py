@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import ENVS, SCRIPTS, small_config
 
-from common.loops import UNROLL, scan_mean, unroll
+from common.loops import UNROLL, gpu_unroll, scan_mean
 
 
 def body(carry, x):
@@ -38,7 +38,7 @@ def test_an_output_that_is_not_a_number_shows_in_the_mean():
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_an_iteration_whose_loops_are_unrolled_for_a_gpu_is_the_same(script, monkeypatch, compilations):
-    assert unroll() == 1
+    assert gpu_unroll() == 1
     changes = {"num_steps": UNROLL} if script == "ppo" else {}
     config = small_config(script, 2, env=ENVS[script][0], **changes)
     states = []
@@ -48,7 +48,7 @@ def test_an_iteration_whose_loops_are_unrolled_for_a_gpu_is_the_same(script, mon
         step = jax.jit(algorithm.step)
         state = jax.jit(algorithm.init)(jax.random.key(0))
         states.append((step.lower(state, 0).as_text().count("stablehlo.while"), *step(state, 0)))
-    assert unroll() == UNROLL > 1
+    assert gpu_unroll() == UNROLL > 1
     (num_loops, *expected), (num_left, *actual) = states
     assert num_left < num_loops, "a loop of at most UNROLL rounds is none when it is unrolled"
     is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731

@@ -346,7 +346,6 @@ def test_iterations_equal_numpy(case, monkeypatch):
     config = CASES[case]
     script = type(config).__module__
     module = importlib.import_module(script)
-    monkeypatch.setattr(module, "read", newest)
     monkeypatch.setattr(module, "read_windows", newest)
     algorithm = module.make(config)
     state = jax.jit(algorithm.init)(jax.random.key(1))

@@ -405,7 +405,7 @@ def test_a_long_step_is_traced_once_for_all_programs_and_loops():
 
 
 def test_a_suite_inherits_that_it_is_not_small_and_cannot_be_drawn(monkeypatch):
-    monkeypatch.setattr("common.environment.unroll", lambda: 5)
+    monkeypatch.setattr("common.environment.gpu_unroll", lambda: 5)
     suite = Numbers(5)
     assert Environment(suite).unroll == 1
     with pytest.raises(ValueError, match="cannot be drawn"):

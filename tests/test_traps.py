@@ -53,7 +53,7 @@ def read_traps():
         number, title = re.match(r"(\d+)\. (.*)", section).groups()
         blocks = re.findall(r"^```diff\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
         proof = section.partition("**Proof here:**")[2]
-        tests = [(file, name) for name, file in re.findall(r"`(test_\w+)`\]\(\.\./(tests/\w+\.py)#L", proof)]
+        tests = [(file, name) for name, file in re.findall(r"`(test_\w+)`\]\(\.\./(tests/\w+\.py)\)", proof)]
         changes = [change for change in map(change_of, blocks) if change[0].endswith(".py")]
         yield Trap(int(number), title, tests, changes)
 

@@ -1,0 +1,118 @@
+"""Runs whose files are damaged, or not those of one run."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers import (
+    ITERATIONS,
+    call,
+    execute,
+    path_of,
+    saved_metrics,
+)
+from runs import assert_refused, contents, one
+
+from runner.folder import files as run_folder
+
+pytestmark = pytest.mark.usefixtures("compilations", "folder")
+
+
+@pytest.mark.parametrize("how", ["removed", "cut", "empty", "noise"])
+@one
+def test_damaged_metrics(script, how, finished):
+    damage(finished / "metrics.npz", how)
+    before = contents(finished)
+    assert_refused(call(script, "--resume", str(finished)), finished / "metrics.npz")
+    assert contents(finished) == before
+
+
+def test_metrics_that_end_before_the_checkpoint(script, finished):
+    metrics = saved_metrics(finished)
+    np.savez(finished / "metrics.npz", **{name: x[..., :-1] for name, x in metrics.items()})
+    assert_refused(call(script, "--resume", str(finished)), finished / "metrics.npz", ITERATIONS)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        '{"algorithm": "pp',
+        "{}",
+        "[]",
+        b"\xff\xfe{",
+    ],
+)
+def test_damaged_config(script, content, finished):
+    (finished / "config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    before = contents(finished)
+    assert_refused(call(script, "--resume", str(finished)), finished / "config.json")
+    assert contents(finished) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record.pop("config"),
+        lambda record: record.update(config=[]),
+        lambda record: record["config"].update(gamma="x"),
+        lambda record: record["config"].update(gamma=2.0),
+        lambda record: record["config"].update(momentum=0.9),
+        lambda record: record["options"].update(seed=None),
+        lambda record: record["options"].update(num_seeds="x"),
+        lambda record: record["options"].update(num_seeds=3),
+        lambda record: record["options"].update(num_seeds=1),
+        lambda record: record["options"].update(sweep=["gamma=0.5,0.9"]),
+        lambda record: record.update(parts=None),
+        lambda record: record.update(parts=[[0, 1]]),
+        lambda record: record.update(parts=[[0, 0], [0, 2]]),
+        lambda record: record.update(parts=[[0, float("inf")]]),
+    ],
+)
+@one
+def test_a_record_changed_by_hand(script, change, finished):
+    record = json.loads((finished / "config.json").read_text())
+    change(record)
+    (finished / "config.json").write_text(json.dumps(record))
+    before = contents(finished)
+    assert_refused(call(script, "--resume", str(finished)))
+    assert contents(finished) == before
+
+
+@one
+def test_metrics_of_another_run(script, finished):
+    metrics = saved_metrics(finished)
+    np.savez(finished / "metrics.npz", **{**metrics, "seed": metrics["seed"] + 1})
+    before = contents(finished)
+    assert_refused(call(script, "--resume", str(finished)), finished / "metrics.npz", "another run")
+    assert contents(finished) == before
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "noise", "flipped"])
+@one
+def test_a_damaged_checkpoint(script, how, finished):
+    damage(finished / run_folder.CHECKPOINT, how)
+    before = contents(finished)
+    assert_refused(call(script, "--resume", str(finished)), finished / run_folder.CHECKPOINT)
+    assert contents(finished) == before
+
+
+@one
+def test_a_damaged_checkpoint_in_a_process_of_its_own(script, finished, tmp_path):
+    damage(finished / run_folder.CHECKPOINT, "flipped")
+    assert_refused(execute(path_of(script), "--resume", str(finished), cwd=tmp_path), finished / run_folder.CHECKPOINT)
+
+
+def damage(path, how):
+    content = path.read_bytes()
+    if how == "removed":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "flipped":
+        last = len(content) - 9
+        path.write_bytes(content[:last] + bytes([content[last] ^ 4]) + content[last + 1 :])
+    else:
+        path.write_bytes(np.random.default_rng(0).bytes(len(content)))

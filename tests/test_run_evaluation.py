@@ -1,0 +1,251 @@
+"""Evaluation in a run: when it happens, what it says, and that it changes nothing."""
+
+import dataclasses
+import json
+import signal
+import threading
+from pathlib import Path
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnax.environments import spaces
+from gymnax.environments.environment import Environment, EnvParams, EnvState
+from helpers import (
+    call,
+    differences,
+    run_differences,
+    saved_iteration,
+    saved_metrics,
+    saved_state,
+    small_config,
+    small_run,
+)
+from runs import FILES, assert_finished, directory_of, summary_of
+
+import runner.folder.claim
+import runner.folder.record
+import runner.machine.programs
+import runner.main
+import runner.tell.report
+import runner.training
+from runner.ask.options import Options
+from runner.experiment import Experiment
+from runner.tell.progress import print_header
+
+pytestmark = pytest.mark.usefixtures("compilations", "folder")
+
+
+def test_evaluation_in_batches_of_episodes_where_memory_is_short(monkeypatch):
+    """The first batch is what evaluation without batches begins with."""
+    assert_finished(call("ppo", *small_run("ppo", name="whole", eval_episodes=7)))
+    monkeypatch.setattr(runner.machine.programs, "share_of_memory", lambda *_: 2.0)
+    monkeypatch.setattr(runner.machine.memory, "check_fits", lambda *_: None)
+    sizes = []
+    evaluate = runner.machine.programs.evaluate
+    monkeypatch.setattr(runner.machine.programs, "evaluate", lambda *args: sizes.append(args[-2]) or evaluate(*args))
+    assert_finished(call("ppo", *small_run("ppo", name="batches", eval_episodes=7, lanes_per_batch="2")))
+    assert sizes == [7, 3, 1]
+    whole, batches = (
+        json.loads((directory_of("ppo", name) / "summary.json").read_text())["eval_episode_return"]["per_seed"]
+        for name in ("whole", "batches")
+    )
+    assert len(whole) == len(batches) == 2
+    assert whole != batches
+    assert any(score % 1 for score in batches), "one episode in all batches would have a whole number as mean return"
+
+
+@pytest.mark.parametrize(
+    ("eval_every", "iterations"),
+    [("auto", range(0, 41, 2)), ("0", [40]), ("300", [0, 10, 19, 29, 38, 40]), ("1", range(41)), ("1e9", [0, 40])],
+)
+def test_evaluation_happens_when_it_is_asked_for_and_changes_nothing(eval_every, iterations, undisturbed_ppo):
+    """Training, and the evaluation at the end, are bit for bit the same however often it is evaluated before."""
+    assert_finished(call("ppo", *small_run("ppo", name="often", eval_every=eval_every)))
+    often = directory_of("ppo", "often")
+    state, metrics = saved_state(often), saved_metrics(often)
+    expected_state, expected = saved_state(undisturbed_ppo), saved_metrics(undisturbed_ppo)
+    assert differences(state[1], expected_state[1]) == []
+    assert set(differences(metrics, expected)) <= {"eval_env_steps", "eval_episode_return", "eval_episode_length"}
+    config = small_config("ppo")
+    np.testing.assert_array_equal(metrics["eval_env_steps"], [config.env_steps(i) for i in iterations])
+    assert summary_of(often) == summary_of(undisturbed_ppo)
+    shared = np.isin(expected["eval_env_steps"], metrics["eval_env_steps"])
+    of_shared = np.isin(metrics["eval_env_steps"], expected["eval_env_steps"])
+    np.testing.assert_array_equal(
+        metrics["eval_episode_return"][:, of_shared], expected["eval_episode_return"][:, shared]
+    )
+    score = summary_of(often)["eval_episode_return"]["per_seed"]
+    np.testing.assert_array_equal(metrics["eval_episode_return"][:, -1], score)
+
+
+def test_an_evaluation_with_sampled_actions_says_so_and_changes_nothing_else(undisturbed_ppo):
+    result = call("ppo", *small_run("ppo", name="sampled", eval_sampled=True))
+    assert_finished(result)
+    assert "\nsampled evaluation of 2 seeds, 2 whole episodes each:\n" in result.stdout
+    assert "greedy" not in result.stdout
+    directory = directory_of("ppo", "sampled")
+    assert json.loads((directory / "config.json").read_text())["options"]["eval_sampled"]
+    assert summary_of(directory)["eval_sampled"]
+    metrics = [saved_metrics(x) for x in (undisturbed_ppo, directory)]
+    assert set(differences(*metrics)) == {"eval_episode_return", "eval_episode_length"}
+
+
+class Switched(Environment):
+    """Example 13.1 of Sutton & Barto (2018): one of four places, which look alike, turns the actions round."""
+
+    default_params = EnvParams(max_steps_in_episode=100)
+
+    def reset_env(self, key, params):
+        return jnp.ones(1), EnvState(time=jnp.int32(0))  # here the time is the place
+
+    def step_env(self, key, state, action, params):
+        right = (action == 1) ^ (state.time == 1)
+        place = jnp.maximum(state.time + jnp.where(right, 1, -1), 0)
+        return jnp.ones(1), EnvState(time=place), jnp.float32(-1), place == 3, {}
+
+    def action_space(self, params=None):
+        return spaces.Discrete(2)
+
+    def observation_space(self, params=None):
+        return spaces.Box(0.0, 1.0, (1,))
+
+
+@pytest.mark.parametrize("eval_sampled", [False, True])
+def test_a_policy_that_needs_its_randomness_is_told(eval_sampled):
+    if "Probe-Switched" not in gymnax.registered_envs:
+        gymnax.register("Probe-Switched", Switched)
+    result = call("ppo", *small_run("ppo", env="Probe-Switched", eval_sampled=eval_sampled, eval_every="64"))
+    assert_finished(result)
+    said = "greedy actions score -100.0, far below the training return of -1"
+    assert (said in result.stdout) == (not eval_sampled)
+    assert ("train with --eval-sampled" in result.stdout) == (not eval_sampled)
+
+
+@pytest.fixture
+def evaluations(monkeypatch):
+    """Iterations after which a part is evaluated, in order."""
+    iterations, evaluate = [], runner.machine.programs.Programs.evaluate
+
+    def keep(self, part, state, iteration):
+        iterations.append(iteration)
+        return evaluate(self, part, state, iteration)
+
+    monkeypatch.setattr(runner.machine.programs.Programs, "evaluate", keep)
+    return iterations
+
+
+def test_each_part_is_evaluated_before_training_and_not_again_when_it_is_resumed(evaluations, undisturbed_ppo):
+    assert_finished(call("ppo", *small_run("ppo", name="parts", lanes_per_batch="1")))
+    assert evaluations == 2 * list(range(0, 41, 2))
+    directory = directory_of("ppo", "parts")
+    before, alone = saved_metrics(directory), saved_metrics(undisturbed_ppo)
+    np.testing.assert_array_equal(before["eval_env_steps"], alone["eval_env_steps"])
+    np.testing.assert_array_equal(before["eval_episode_return"][:, 0], alone["eval_episode_return"][:, 0])
+    evaluations.clear()
+    assert_finished(call("ppo", "--resume", str(directory), "--total-timesteps", "1600"))
+    assert 0 not in evaluations
+    after = saved_metrics(directory)
+    np.testing.assert_array_equal(after["eval_env_steps"][:21], before["eval_env_steps"])
+    np.testing.assert_array_equal(after["eval_episode_return"][:, :21], before["eval_episode_return"])
+
+
+def test_a_run_that_is_stopped_before_its_first_checkpoint_is_evaluated_again(
+    evaluations, undisturbed_ppo, monkeypatch
+):
+    def stop(*args):
+        signal.raise_signal(signal.SIGTERM)
+        return evaluate(*args)
+
+    evaluate = runner.machine.programs.Programs.evaluate
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.machine.programs.Programs, "evaluate", stop)
+        assert call("ppo", *small_run("ppo", name="stopped")).status == 128 + signal.SIGTERM
+    directory = directory_of("ppo", "stopped")
+    assert (evaluations, saved_iteration(directory)) == ([0], 0)
+    assert_finished(call("ppo", "--resume", str(directory)))
+    assert evaluations[:3] == [0, 0, 2]
+    assert run_differences(directory, undisturbed_ppo) == []
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_run_says_when_it_waits_for_the_evaluation_program(is_late, monkeypatch):
+    """And only when it waits. Here the program is late until the run asks for it, or there before."""
+    is_asked, programs = threading.Event(), runner.machine.programs.Programs
+    compile_evaluation, evaluate = programs._compile_evaluation, programs.evaluate
+
+    def late(self):
+        assert is_asked.wait(timeout=60)
+        return compile_evaluation(self)
+
+    def ask(self, *args):
+        if is_late:
+            threading.Timer(0.5, is_asked.set).start()
+        else:
+            self.evaluation.result()
+        return evaluate(self, *args)
+
+    if is_late:
+        monkeypatch.setattr(programs, "_compile_evaluation", late)
+    monkeypatch.setattr(programs, "evaluate", ask)
+    result = call("ppo", *small_run("ppo", name="waiting"))
+    assert_finished(result)
+    assert result.stdout.count("\nwaiting for the evaluation program to compile ...\n") == is_late
+
+
+def test_a_short_run_says_that_it_is_evaluated_less_often(capsys):
+    line = "2 evaluations: 20 could take more than 16 times the env steps of training"
+    cases = ({}, True), ({"eval_every": "32"}, False), ({"eval_episodes": 0}, False), ({"eval_max_steps": 10}, False)
+    for changes, is_said in cases:
+        options = Options(**({"eval_episodes": 2} | changes))
+        print_header(Experiment("ppo.py", None, small_config("ppo", 4), options, {}), True, 1, jnp.zeros(3))
+        output = capsys.readouterr().out
+        assert (f"\n{line}; --eval-every N overrides\n" in output) == is_said
+        assert ("could take more than" in output) == is_said
+
+
+@pytest.mark.parametrize(("env", "is_drawn"), [("CartPole-v1", True), ("DeepSea-bsuite", False)])
+def test_draw_is_offered_where_the_environment_can_be_drawn(env, is_drawn, capsys):
+    experiment = Experiment("ppo.py", None, dataclasses.replace(small_config("ppo"), env=env), Options(), {})
+    runner.tell.report.print_commands(experiment, Path("folder"), False)
+    output = capsys.readouterr().out
+    assert ("  draw:        python -m runner.render folder\n" in output) == is_drawn
+    assert "  compare:     python -m runner.compare folder OTHER_RUN\n" in output
+
+
+def test_a_run_on_a_gpu_says_what_its_evaluations_could_take(capsys, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    experiment = Experiment("ppo.py", None, small_config("ppo", 100), Options(eval_episodes=2), {})
+    print_header(experiment, True, 1, jnp.zeros(3))
+    line = "20 could take more than a tenth of the steps and updates that training makes one after another; --eval"
+    assert f"1 evaluation: {line}" in capsys.readouterr().out
+
+
+def test_each_evaluation_plays_other_episodes():
+    """With a learning rate of 0 the policy stays the same, and its scores differ all the same."""
+    assert_finished(call("ppo", *small_run("ppo", name="still", learning_rate=0.0)))
+    returns = saved_metrics(directory_of("ppo", "still"))["eval_episode_return"]
+    assert all(len(set(row)) > 3 for row in returns)
+
+
+def test_an_evaluation_that_fails_leaves_the_results_of_training(monkeypatch):
+    def fails(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.")
+
+    monkeypatch.setattr(runner.machine.programs.Programs, "evaluate", fails)
+    result = call("ppo", *small_run("ppo", name="unlucky"))
+    assert result.status == 0, result
+    warning = "warning: no evaluation: RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.; lower --eval-episodes\n"
+    assert result.stderr == 21 * warning
+    directory = directory_of("ppo", "unlucky")
+    assert {path.name for path in directory.iterdir()} == FILES
+    assert "eval_episode_return" not in json.loads((directory / "summary.json").read_text())
+
+
+def test_episodes_that_are_cut_are_counted():
+    result = call("ppo", *small_run("ppo", name="cut", eval_max_steps=3))
+    assert_finished(result)
+    assert "4 of 4 evaluation episodes had not ended after 3 steps and were cut\n" in result.stdout
+    assert json.loads((directory_of("ppo", "cut") / "summary.json").read_text())["eval_cut_episodes"] == 4

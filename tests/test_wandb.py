@@ -1,0 +1,193 @@
+"""Weights & Biases, offline."""
+
+import json
+import os
+import sys
+
+import jax.numpy as jnp
+import pytest
+from helpers import (
+    ENVS,
+    call,
+    execute,
+    flags,
+    path_of,
+    run_differences,
+    saved_metrics,
+    small_config,
+    small_run,
+)
+from runs import FakeRun, assert_finished, assert_refused, contents, directory_of, logged, one
+
+import runner.folder.claim
+import runner.folder.record
+import runner.machine.programs
+import runner.main
+import runner.tell.report
+import runner.training
+
+pytestmark = pytest.mark.usefixtures("compilations", "folder")
+
+
+# No account, and no way out to the network.
+ALONE = {"WANDB_API_KEY": None, "WANDB_MODE": None, "https_proxy": "http://127.0.0.1:9", "http_proxy": None}
+
+
+def wandb_runs(directory):
+    """What each offline run below a folder holds, as bytes; the names and values stand in it as they are."""
+    return sorted(unframed(path.read_bytes()) for path in directory.glob("wandb/offline-run-*/run-*.wandb"))
+
+
+def unframed(content):
+    """The records of LevelDB's log format, joined; those that reach into the next block of 32 KiB are in pieces."""
+    data, start = b"", 7  # behind wandb's own header
+    while start < len(content):
+        room = 2**15 - start % 2**15
+        if room < 7:  # too little for the header of a piece: checksum, length, kind
+            start += room
+            continue
+        length = int.from_bytes(content[start + 4 : start + 6], "little")
+        data += content[start + 7 : start + 7 + length]
+        start += 7 + length
+    return data
+
+
+@pytest.mark.parametrize("per_seed", [False, True])
+@one
+def test_wandb_without_network(script, per_seed, undisturbed, folder):
+    arguments = small_run(script, name="tracked", wandb="offline", wandb_per_seed=per_seed)
+    result = execute(path_of(script), *arguments, cwd=folder, HOME=str(folder), **ALONE)
+    assert_finished(result)
+    directory = directory_of(script, "tracked")
+    assert run_differences(directory, undisturbed[2]) == []
+    metrics = saved_metrics(directory)
+    summary = json.loads((directory / "summary.json").read_text())["eval_episode_return"]
+    group = f"{script}-{ENVS[script][0]}-tracked"
+    assert result.stdout.endswith(f"\n  upload:      wandb sync {directory}/wandb/offline-run-*\n")
+    names = [f"{group}-seed0", f"{group}-seed1"] if per_seed else [group]
+    runs = wandb_runs(directory)
+    assert len(runs) == len(names)
+    for lane, name in enumerate(names):
+        (run,) = (run for run in runs if name.encode() in run)
+        env_steps = [0, *metrics["env_steps"].tolist()]  # 0: the evaluation of the untrained policy
+        assert sorted(set(logged(run, "env_steps"))) == sorted(set(logged(run, "_step"))) == env_steps
+        lanes = slice(lane, lane + 1) if per_seed else slice(None)
+        assert set(logged(run, "num_episodes")) == set(metrics["num_episodes"][lanes].mean(axis=0))
+        score = summary["per_seed"][lane] if per_seed else summary["iqm"]
+        assert logged(run, "eval_episode_return")[-1] == pytest.approx(score, rel=1e-4)
+
+
+@one
+def test_wandb_without_an_account(script, folder):
+    result = execute(path_of(script), *small_run(script, wandb="online"), cwd=folder, HOME=str(folder), **ALONE)
+    assert_refused(result, "--wandb online", "wandb login", "offline")
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize("mode", ["offline", "online"])
+@one
+def test_wandb_that_is_not_installed(script, mode, folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert_refused(call(script, *small_run(script, wandb=mode)), f"--wandb {mode}", "pip install wandb")
+    assert contents(folder) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--wandb", "offline", "--wandb-project", "a/b"],
+            "wandb_project must have at most 128 characters and none of",
+        ),
+        (["--wandb", "offline", "--wandb-project", 129 * "x"], "wandb_project must have at most 128 characters"),
+        (["--wandb-per-seed"], "--wandb-per-seed has no effect without --wandb offline or --wandb online"),
+    ],
+    ids=lambda x: " ".join(x)[:60] if isinstance(x, list) else "",
+)
+def test_options_of_wandb_that_cannot_be_used_are_refused_before_a_folder_is_made(words, message, folder):
+    assert_refused(call("ppo", *small_run("ppo"), *words), message)
+    assert contents(folder) == {}
+
+
+def test_wandb_needs_a_home_directory(folder, monkeypatch):
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert_refused(call("ppo", *small_run("ppo", wandb="offline")), "--wandb offline needs a home directory: set HOME")
+    assert contents(folder) == {}
+
+
+def test_a_resumed_run_continues_its_wandb_runs(monkeypatch):
+    import wandb
+
+    inits, logged = [], []
+    monkeypatch.setattr(wandb, "init", lambda **kwargs: inits.append(kwargs) or FakeRun(logged))
+    arguments = small_run("ppo", name="tracked", wandb="offline", wandb_per_seed=True, eval_episodes=0)
+    assert_finished(call("ppo", *arguments))
+    total = small_config("ppo", 44).total_timesteps
+    result = call("ppo", "--resume", str(directory_of("ppo", "tracked")), *flags(total_timesteps=total))
+    assert_finished(result)
+    assert {kwargs["resume"] for kwargs in inits} == {"allow"}
+    ids = [kwargs["id"] for kwargs in inits]
+    assert len(ids) == 4
+    assert ids[:2] == ids[2:]
+    assert len(set(ids)) == 2
+    env_steps = [small_config("ppo").env_steps(i + 1) for i in range(44)]
+    assert sorted(values["env_steps"] for values in logged) == sorted(2 * env_steps)
+
+
+@one
+def test_wandb_tells_algorithms_options_and_settings_apart(script, monkeypatch):
+    import wandb
+
+    inits = []
+    monkeypatch.setattr(wandb, "init", lambda **kwargs: inits.append(kwargs) or FakeRun([]))
+    arguments = small_run(script, 2, name="tracked", wandb="offline", num_seeds=1, eval_episodes=0, eval_max_steps=77)
+    assert_finished(call(script, *arguments, "--sweep", "gamma=0.9,0.99"))
+    group = f"{script}-{ENVS[script][0]}-tracked"
+    assert [kwargs["name"] for kwargs in inits] == [f"{group}-gamma=0.9", f"{group}-gamma=0.99"]
+    for kwargs, gamma in zip(inits, (0.9, 0.99), strict=True):
+        assert (kwargs["group"], kwargs["tags"]) == (group, [script])
+        expected = {"algorithm": script, "gamma": gamma, "eval_max_steps": 77, "seed": 0, "num_seeds": 1}
+        assert kwargs["config"].items() >= expected.items()
+
+
+def test_wandb_gets_the_evaluations_of_all_parts_in_the_order_of_their_env_steps(monkeypatch):
+    """Its steps may not go back."""
+    import wandb
+
+    logged = []
+    monkeypatch.setattr(wandb, "init", lambda **_: FakeRun(logged))
+    arguments = small_run("ppo", name="tracked", wandb="offline", lanes_per_batch="1", eval_every="320")
+    assert_finished(call("ppo", *arguments))
+    steps = [values["env_steps"] for values in logged]
+    assert steps == sorted(set(steps))
+    metrics = saved_metrics(directory_of("ppo", "tracked"))
+    evaluated = {x["env_steps"]: x["eval_episode_return"] for x in logged if "eval_episode_return" in x}
+    expected = metrics["eval_episode_return"].mean(axis=0)
+    assert evaluated == dict(zip(metrics["eval_env_steps"].tolist(), expected.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("lanes_per_batch", ["auto", "2"])
+def test_wandb_gets_the_share_of_healthy_lanes_with_every_record(lanes_per_batch, monkeypatch):
+    """The second lane of each batch has diverged, also in records without an episode. The IQM would be 1."""
+    import wandb
+
+    def compile_segment(*args):
+        def poisoned(settings, state, start, stop):
+            state, records = segment(settings, state, start, stop)
+            lost = jnp.arange(len(records["grad_norm"])) == 1
+            return state, records | {"grad_norm": jnp.where(lost[:, None], jnp.nan, records["grad_norm"])}
+
+        segment = compiled(*args)
+        poisoned.memory_analysis = segment.memory_analysis
+        return poisoned
+
+    runs, compiled = [], runner.machine.programs.compile_segment
+    monkeypatch.setattr(wandb, "init", lambda **_: runs.append(FakeRun([])) or runs[-1])
+    monkeypatch.setattr(runner.machine.programs, "compile_segment", compile_segment)
+    arguments = small_run("ppo", 4, num_seeds=5, wandb="offline", lanes_per_batch=lanes_per_batch, eval_every="64")
+    result = call("ppo", *arguments)
+    assert_finished(result)
+    shares = [values["is_healthy"] for run in runs for values in run.logged if "grad_norm" in values]
+    assert shares == 4 * ([0.8] if lanes_per_batch == "auto" else [0.6])
+    assert runs[0].summary["is_healthy"] == shares[0]
+    assert "1 of 5 lanes diverged" in result.stdout or lanes_per_batch == "2"
