@@ -5,6 +5,7 @@ docs/dqn.md has the mathematics, each implementation detail, and what each metri
 
 Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
+  - Double DQN, Adam, half the squared error; the original: RMSProp, clipped errors.
   - Updates per env step never depend on num_envs; other settings raise ValueError.
   - `init` fills the buffer with learning_starts uniform-random transitions.
   - Actions declared illegal are never chosen nor bootstrapped from (arXiv:2006.14171).
@@ -60,7 +61,7 @@ class Config:
     batch_size: int = 128  # transitions per update
     train_interval: int = 4  # env steps between updates; 4 as in Mnih et al. 2015
     gradient_steps: int = 1  # updates per train_interval
-    target_interval: int = 500  # env steps between updates of the target network
+    target_interval: int = 500  # env steps after learning_starts between target updates
     tau: PositiveFraction = 1.0  # step of the target network towards the online network; 1: copy
     learning_rate: NonNegative = 2.5e-4  # Adam step size at the start
     anneal_learning_rate: bool = False  # decay the learning rate linearly to 0
@@ -68,7 +69,7 @@ class Config:
     max_grad_norm: Positive = 10.0  # gradients are clipped to this global norm
     gamma: Fraction = 0.99  # discount
     n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
-    epsilon_start: Fraction = 1.0  # share of random actions at the start
+    epsilon_start: Fraction = 1.0  # share of random actions at env step 0, prefill included
     epsilon_end: Fraction = 0.05  # share of random actions at the end
     exploration_fraction: PositiveFraction = 0.5  # share of total_timesteps in which epsilon falls
     double: bool = True  # Double DQN: the online network selects, the target network evaluates
@@ -76,7 +77,7 @@ class Config:
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (128, 128)  # layers, after the convolution if there is one
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
-    layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
+    layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 
     @property
     def cycle_steps(self) -> int:
@@ -85,7 +86,7 @@ class Config:
 
     @property
     def cycle_updates(self) -> int:
-        """Updates per cycle."""
+        """Gradient steps per cycle."""
         return self.gradient_steps * self.cycle_steps // self.train_interval
 
     @property
@@ -167,7 +168,7 @@ class State:
 
 
 class Algorithm(NamedTuple):
-    """Pure functions of one lane."""
+    """Pure functions of one lane: a seed, or a seed of one setting of a sweep."""
 
     init: Callable  # key -> State
     step: Callable  # one iteration: (State, iteration) -> (State, metrics)
@@ -195,8 +196,7 @@ def make(config: Config) -> Algorithm:
     check_discrete(config.env, env)
     num_actions = env.action_space.n
     network = QNetwork(num_actions, partial(Torso, config, actor_obs(env.obs_shape)))
-    window = {"n_step": config.n_step, "num_envs": config.num_envs, "gamma": config.gamma}
-    read_batches = partial(read_windows, **window)
+    windows = {"n_step": config.n_step, "num_envs": config.num_envs, "gamma": config.gamma}
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
     rows_shape = num_cycles, config.cycle_updates, config.batch_size
@@ -239,7 +239,7 @@ def make(config: Config) -> Algorithm:
         env_steps = first_step + config.num_envs * jnp.arange(num_cycles * num_steps)
         epsilons = epsilon_at(env_steps).reshape(num_cycles, num_steps, 1)
         key, explore_key, env_key, row_key = jax.random.split(state.key, 4)
-        is_random, numbers = draw_actions(explore_key, shape, epsilons)
+        is_random, numbers = draw_exploration(explore_key, shape, epsilons)
         explore_inputs = is_random, numbers, jax.random.split(env_key, shape)
         rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
         cycles = iteration * num_cycles + jnp.arange(1, num_cycles + 1)
@@ -253,8 +253,8 @@ def make(config: Config) -> Algorithm:
         fall = (config.epsilon_start - config.epsilon_end) * (1.0 - progress)
         return config.epsilon_end + jnp.maximum(fall, 0.0)
 
-    def draw_actions(key, shape, epsilon):
-        """Coin flips of epsilon-greedy, and the numbers of the actions that they would choose."""
+    def draw_exploration(key, shape, epsilon):
+        """Whether each action is random, and the number of the random one, see choose_legal."""
         coin_key, action_key = jax.random.split(key)
         is_random = jax.random.uniform(coin_key, shape) < epsilon
         return is_random, draw_choices(action_key, shape, env)
@@ -287,7 +287,7 @@ def make(config: Config) -> Algorithm:
         return state.replace(buffer=add(state.buffer, transition)), None
 
     def learn(state, rows):
-        batches = read_batches(state.buffer, rows)
+        batches = read_windows(state.buffer, rows, **windows)
         return scan_mean(update, state, batches)
 
     def update(state, batch):
@@ -323,7 +323,7 @@ def make(config: Config) -> Algorithm:
         action = network.apply(state.params, preprocess(state, obs)).argmax(axis=-1)
         if key is None:
             return action
-        is_random, number = draw_actions(key, action.shape, config.epsilon_end)
+        is_random, number = draw_exploration(key, action.shape, config.epsilon_end)
         return jnp.where(is_random, choose_legal(number, obs), action)
 
     def value(state, obs):

@@ -10,7 +10,7 @@ Different from the original:
   - `init` fills the buffer with learning_starts uniform-random transitions.
 
 Options, off by default:
-  - n_step (Hessel et al. 2018, arXiv:1710.02298), uncorrected, with the last step's entropy alone.
+  - n_step (Hessel et al. 2018, arXiv:1710.02298), uncorrected; only the last entropy counts.
   - noise_steps: AR(1) exploration noise, also across episodes (after Eberhard et al. 2023, ICLR).
   - layer_norm (arXiv:2403.00514).
 
@@ -60,9 +60,9 @@ class Config:
     steps_per_iteration: int = 1_000  # env steps per record of metrics
     learning_starts: int = 1_000  # uniform-random env steps before the first iteration
     buffer_size: int = 1_000_000  # capacity in transitions
-    batch_size: int = 256  # transitions per critic update
+    batch_size: int = 256  # transitions per update
     train_interval: int = 1  # env steps between updates
-    gradient_steps: int = 1  # critic updates per train_interval
+    gradient_steps: int = 1  # updates per train_interval
     tau: PositiveFraction = 0.005  # step of the target networks towards the online networks
     actor_learning_rate: NonNegative = 3e-4  # Adam step size of the actor
     critic_learning_rate: NonNegative = 3e-4  # Adam step size of the critics
@@ -77,7 +77,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
     value_hidden_sizes: tuple[int, ...] = ()  # of each critic; empty: hidden_sizes
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
-    layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
+    layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 
     @property
     def cycle_steps(self) -> int:
@@ -86,7 +86,7 @@ class Config:
 
     @property
     def cycle_updates(self) -> int:
-        """Updates per cycle."""
+        """Gradient steps per cycle."""
         return self.gradient_steps * self.cycle_steps // self.train_interval
 
     @property
@@ -193,7 +193,7 @@ class State:
 
 
 class Algorithm(NamedTuple):
-    """Pure functions of one lane."""
+    """Pure functions of one lane: a seed, or a seed of one setting of a sweep."""
 
     init: Callable  # key -> State
     step: Callable  # one iteration: (State, iteration) -> (State, metrics)
@@ -238,8 +238,7 @@ def make(config: Config) -> Algorithm:
         "critic": optax.adam(config.critic_learning_rate),
         "log_alpha": optax.adam(config.alpha_learning_rate),
     }
-    window = {"n_step": config.n_step, "num_envs": config.num_envs, "gamma": config.gamma}
-    read_batches = partial(read_windows, **window)
+    windows = {"n_step": config.n_step, "num_envs": config.num_envs, "gamma": config.gamma}
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
     rows_shape = num_cycles, config.cycle_updates, config.batch_size
@@ -293,9 +292,9 @@ def make(config: Config) -> Algorithm:
 
     def explore(state, inputs):
         noise, env_keys = inputs
-        last_noise, noise = correlate(state.noise, noise, config.noise_steps)
+        carried, noise = correlate(state.noise, noise, config.noise_steps)
         action, _ = sample_action(state.params.actor, preprocess(state, state.obs), noise)
-        return env_step(state.replace(noise=last_noise), (action, env_keys))
+        return env_step(state.replace(noise=carried), (action, env_keys))
 
     def env_step(state, inputs):
         action, env_keys = inputs
@@ -315,7 +314,7 @@ def make(config: Config) -> Algorithm:
 
     def learn(state, inputs):
         rows, noise = inputs
-        batches = read_batches(state.buffer, rows)
+        batches = read_windows(state.buffer, rows, **windows)
         return scan_mean(update, state, (batches, noise))
 
     def update(state, inputs):

@@ -53,7 +53,7 @@ class Config:
     learning_starts: int = 1_000  # uniform-random env steps before the first iteration
     buffer_size: int = 1_000_000  # capacity in transitions
     batch_size: int = 256  # transitions per critic update
-    train_interval: int = 2  # env steps between updates
+    train_interval: int = 2  # env steps between updates; 2, as policy_delay divides a cycle's
     gradient_steps: int = 2  # critic updates per train_interval
     policy_delay: int = 2  # critic updates per update of the actor and the targets
     tau: PositiveFraction = 0.005  # step of the target networks towards the online networks
@@ -71,7 +71,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
     value_hidden_sizes: tuple[int, ...] = ()  # of each critic; empty: hidden_sizes
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
-    layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
+    layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 
     @property
     def cycle_steps(self) -> int:
@@ -80,7 +80,7 @@ class Config:
 
     @property
     def cycle_updates(self) -> int:
-        """Updates per cycle."""
+        """Gradient steps per cycle."""
         return self.gradient_steps * self.cycle_steps // self.train_interval
 
     @property
@@ -185,7 +185,7 @@ class State:
 
 
 class Algorithm(NamedTuple):
-    """Pure functions of one lane."""
+    """Pure functions of one lane: a seed, or a seed of one setting of a sweep."""
 
     init: Callable  # key -> State
     step: Callable  # one iteration: (State, iteration) -> (State, metrics)
@@ -225,8 +225,7 @@ def make(config: Config) -> Algorithm:
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),
     }
-    window = {"n_step": config.n_step, "num_envs": config.num_envs, "gamma": config.gamma}
-    read_batches = partial(read_windows, **window)
+    windows = {"n_step": config.n_step, "num_envs": config.num_envs, "gamma": config.gamma}
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
     num_updates = config.cycle_updates // config.policy_delay  # of the actor per cycle
@@ -283,10 +282,10 @@ def make(config: Config) -> Algorithm:
 
     def explore(state, inputs):
         noise, env_keys = inputs
-        last_noise, noise = correlate(state.noise, noise, config.noise_steps)
+        carried, noise = correlate(state.noise, noise, config.noise_steps)
         action = actor.apply(state.params.actor, preprocess(state, state.obs))
         action = jnp.clip(action + noise_std * noise, -1.0, 1.0)
-        return env_step(state.replace(noise=last_noise), (action, env_keys))
+        return env_step(state.replace(noise=carried), (action, env_keys))
 
     def env_step(state, inputs):
         action, env_keys = inputs
@@ -306,11 +305,11 @@ def make(config: Config) -> Algorithm:
 
     def learn(state, inputs):
         rows, noise = inputs
-        batches = read_batches(state.buffer, rows)
+        batches = read_windows(state.buffer, rows, **windows)
         return scan_mean(update, state, (batches, noise))
 
     def update(state, inputs):
-        batches, _ = inputs  # [policy_delay, ...]; the noise is that of the critics
+        batches, _ = inputs  # [policy_delay, ...]; the actor needs no noise
         state, critic_metrics = scan_mean(update_critic, state, inputs, unroll=gpu_unroll())
         last_batch = jax.tree.map(lambda x: x[-1], batches)
         state, actor_metrics = descend(state, "actor", actor_loss, last_batch)

@@ -195,7 +195,7 @@ def test_a_variant_reads_as_its_script(variant):
     ("variant", "names"),
     [
         ("variants/sac_discrete", ("fill", "learn")),
-        ("variants/pqn", ("preprocess", "draw_actions", "act", "value", "epsilon_at")),
+        ("variants/pqn", ("preprocess", "draw_exploration", "act", "value", "epsilon_at")),
     ],
 )
 def test_what_follows_from_discrete_actions_is_that_of_dqn(variant, names):

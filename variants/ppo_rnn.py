@@ -66,7 +66,7 @@ class Config:
     value_hidden_sizes: tuple[int, ...] = ()  # of the value network; empty: hidden_sizes
     memory_size: int = 64  # units of the GRU after these layers, one in each network
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
-    layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
+    layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 
     @property
     def steps_per_iteration(self) -> int:
@@ -225,7 +225,7 @@ class State:
 
 
 class Algorithm(NamedTuple):
-    """Pure functions of one lane."""
+    """Pure functions of one lane: a seed, or a seed of one setting of a sweep."""
 
     init: Callable  # key -> State
     step: Callable  # one iteration: (State, iteration) -> (State, metrics)
@@ -240,7 +240,7 @@ class Algorithm(NamedTuple):
 def gae(
     rollout: Transition, value: jax.Array, next_value: jax.Array, gamma: float, gae_lambda: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Advantages and targets [num_steps, num_envs] (GAE, eq. 16); values are of obs, next_obs."""
+    """Advantages and value targets [num_steps, num_envs] (Schulman et al. 2016, eq. 16)."""
     next_value = jnp.where(rollout.terminated, 0.0, next_value)
     delta = rollout.reward + gamma * next_value - value
     decay = jnp.where(rollout.terminated | rollout.truncated, 0.0, gamma * gae_lambda)
@@ -280,7 +280,7 @@ def make(config: Config) -> Algorithm:
     value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
     critic = Critic(partial(Torso, value_config, critic_obs(env.obs_shape)))
 
-    num_updates = config.num_epochs * config.num_minibatches  # of an iteration, at one rate
+    num_updates = config.num_epochs * config.num_minibatches  # per iteration, all at one rate
     schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
     annealed = lambda count: schedule(count // num_updates)  # noqa: E731
     learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
@@ -357,7 +357,7 @@ def make(config: Config) -> Algorithm:
         state, metrics = scan_mean(partial(update, batch), state.replace(key=key), rows)
         metrics["explained_variance"] = 1 - (target - v).var() / (target.var() + 1e-8)
 
-        # Count the observations.
+        # Update the observation statistics.
         statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
         return state.replace(obs_statistics=statistics, reward_scaling=scaling), metrics
 

@@ -71,7 +71,7 @@ class Config:
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (128, 128)  # layers, after the convolution if there is one
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
-    layer_norm: bool = True  # LayerNorm before each activation
+    layer_norm: bool = True  # LayerNorm in each hidden layer, before the activation
 
     @property
     def steps_per_iteration(self) -> int:
@@ -164,7 +164,7 @@ class State:
 
 
 class Algorithm(NamedTuple):
-    """Pure functions of one lane."""
+    """Pure functions of one lane: a seed, or a seed of one setting of a sweep."""
 
     init: Callable  # key -> State
     step: Callable  # one iteration: (State, iteration) -> (State, metrics)
@@ -208,7 +208,7 @@ def make(config: Config) -> Algorithm:
     num_actions = env.action_space.n
     network = QNetwork(num_actions, partial(Torso, config, actor_obs(env.obs_shape)))
 
-    num_updates = config.num_epochs * config.num_minibatches  # of an iteration, at one rate
+    num_updates = config.num_epochs * config.num_minibatches  # per iteration, all at one rate
     schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
     annealed = lambda count: schedule(count // num_updates)  # noqa: E731
     learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
@@ -234,7 +234,7 @@ def make(config: Config) -> Algorithm:
         shape = config.num_steps, config.num_envs  # drawn at once: on a GPU a draw is a kernel
         steps = iteration * config.num_steps + jnp.arange(config.num_steps)[:, None]  # of each env
         epsilons = epsilon_at(jnp.float32(steps) * config.num_envs)  # [num_steps, 1]
-        actions = draw_actions(explore_key, shape, epsilons)
+        actions = draw_exploration(explore_key, shape, epsilons)
         inputs = *actions, jax.random.split(env_key, shape)
         state = state.replace(key=key, env_state=clear_episodes(state.env_state))
         state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
@@ -247,8 +247,8 @@ def make(config: Config) -> Algorithm:
         fall = (config.epsilon_start - config.epsilon_end) * (1.0 - progress)
         return config.epsilon_end + jnp.maximum(fall, 0.0)
 
-    def draw_actions(key, shape, epsilon):
-        """Coin flips of epsilon-greedy, and the numbers of the actions that they would choose."""
+    def draw_exploration(key, shape, epsilon):
+        """Whether each action is random, and the number of the random one, see choose_legal."""
         coin_key, action_key = jax.random.split(key)
         is_random = jax.random.uniform(coin_key, shape) < epsilon
         return is_random, draw_choices(action_key, shape, env)
@@ -280,7 +280,7 @@ def make(config: Config) -> Algorithm:
         rows = shuffle_epochs(shuffle_key, config.num_epochs, num_rows, minibatch_size)
         state, metrics = scan_mean(partial(update, batch), state.replace(key=key), rows)
 
-        # Count the observations.
+        # Update the observation statistics.
         statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
         return state.replace(obs_statistics=statistics), metrics
 
@@ -306,7 +306,7 @@ def make(config: Config) -> Algorithm:
         action = network.apply(state.params, preprocess(state, obs)).argmax(axis=-1)
         if key is None:
             return action
-        is_random, number = draw_actions(key, action.shape, config.epsilon_end)
+        is_random, number = draw_exploration(key, action.shape, config.epsilon_end)
         return jnp.where(is_random, choose_legal(number, obs), action)
 
     def value(state, obs):

@@ -68,7 +68,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of both networks
     value_hidden_sizes: tuple[int, ...] = ()  # of the critic; empty: hidden_sizes
     activation: Literal["tanh", "relu", "swish"] = "swish"  # of the hidden layers
-    layer_norm: bool = True  # LayerNorm before each activation
+    layer_norm: bool = True  # LayerNorm in each hidden layer, before the activation
 
     @property
     def steps_per_iteration(self) -> int:
@@ -179,7 +179,7 @@ class State:
 
 
 class Algorithm(NamedTuple):
-    """Pure functions of one lane."""
+    """Pure functions of one lane: a seed, or a seed of one setting of a sweep."""
 
     init: Callable  # key -> State
     step: Callable  # one iteration: (State, iteration) -> (State, metrics)
@@ -241,7 +241,7 @@ def make(config: Config) -> Algorithm:
     start = lambda *_: 40.0 * to_histogram(jnp.float32(0))  # noqa: E731
     critic = Critic(config.num_bins, start, partial(Torso, value_config))
 
-    num_updates = config.num_epochs * config.num_minibatches  # of an iteration, at one rate
+    num_updates = config.num_epochs * config.num_minibatches  # per iteration, all at one rate
     schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
     annealed = lambda count: schedule(count // num_updates)  # noqa: E731
     learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
@@ -310,7 +310,7 @@ def make(config: Config) -> Algorithm:
         in_range = jnp.clip(batch.target, config.value_min, config.value_max)
         metrics["clipped_targets"] = (in_range != batch.target).mean()
 
-        # Count the observations.
+        # Update the observation statistics.
         statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
         return state.replace(obs_statistics=statistics), metrics
 

@@ -10,7 +10,7 @@ Different from the original:
   - Actions declared illegal are never chosen nor bootstrapped from (arXiv:2006.14171).
 
 Options, off by default:
-  - n_step (Hessel et al. 2018, arXiv:1710.02298), uncorrected, with the last step's entropy alone.
+  - n_step (Hessel et al. 2018, arXiv:1710.02298), uncorrected; only the last entropy counts.
   - layer_norm (arXiv:2403.00514).
 
 Run: python variants/sac_discrete.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
@@ -53,9 +53,9 @@ class Config:
     steps_per_iteration: int = 1_000  # env steps per record of metrics
     learning_starts: int = 1_000  # uniform-random env steps before the first iteration
     buffer_size: int = 1_000_000  # capacity in transitions
-    batch_size: int = 256  # transitions per critic update
+    batch_size: int = 256  # transitions per update
     train_interval: int = 1  # env steps between updates
-    gradient_steps: int = 1  # critic updates per train_interval
+    gradient_steps: int = 1  # updates per train_interval
     tau: PositiveFraction = 0.005  # step of the target networks towards the online networks
     actor_learning_rate: NonNegative = 3e-4  # Adam step size of the actor
     critic_learning_rate: NonNegative = 3e-4  # Adam step size of the critics
@@ -69,7 +69,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = (256, 256)  # layers of the actor and of each critic
     value_hidden_sizes: tuple[int, ...] = ()  # of each critic; empty: hidden_sizes
     activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
-    layer_norm: bool = False  # LayerNorm before each activation (Lyle et al. 2023)
+    layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 
     @property
     def cycle_steps(self) -> int:
@@ -78,7 +78,7 @@ class Config:
 
     @property
     def cycle_updates(self) -> int:
-        """Updates per cycle."""
+        """Gradient steps per cycle."""
         return self.gradient_steps * self.cycle_steps // self.train_interval
 
     @property
@@ -183,7 +183,7 @@ class State:
 
 
 class Algorithm(NamedTuple):
-    """Pure functions of one lane."""
+    """Pure functions of one lane: a seed, or a seed of one setting of a sweep."""
 
     init: Callable  # key -> State
     step: Callable  # one iteration: (State, iteration) -> (State, metrics)
@@ -225,8 +225,7 @@ def make(config: Config) -> Algorithm:
         "critic": optax.adam(config.critic_learning_rate),
         "log_alpha": optax.adam(config.alpha_learning_rate),
     }
-    window = {"n_step": config.n_step, "num_envs": config.num_envs, "gamma": config.gamma}
-    read_batches = partial(read_windows, **window)
+    windows = {"n_step": config.n_step, "num_envs": config.num_envs, "gamma": config.gamma}
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
     rows_shape = num_cycles, config.cycle_updates, config.batch_size
@@ -300,7 +299,7 @@ def make(config: Config) -> Algorithm:
         return state.replace(buffer=add(state.buffer, transition)), None
 
     def learn(state, rows):
-        batches = read_batches(state.buffer, rows)
+        batches = read_windows(state.buffer, rows, **windows)
         return scan_mean(update, state, batches)
 
     def update(state, batch):
