@@ -1,15 +1,10 @@
 """What the tests of whole runs share."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
-from helpers import (
-    ENVS,
-    SCRIPTS,
-    flags,
-)
+from helpers import ENVS, SCRIPTS, flags
 
 FILES = {
     "config.json",
@@ -21,14 +16,9 @@ FILES = {
     "checkpoint.safetensors",
 }
 
-
 # The host looks after every iteration, and saves after every one.
 OFTEN = flags(checkpoint_every=0.0)
-
-
 CASES = [(script, env) for script in SCRIPTS for env in ENVS[script]]
-
-
 # What the runner decides alone is tested with one script.
 one = pytest.mark.parametrize("script", ["ppo"], indirect=True, scope="module")
 
@@ -61,12 +51,6 @@ def assert_refused(result, *words):
     for word in words:
         assert str(word) in result.stderr, result
     assert "Traceback" not in result.stdout
-
-
-def logged(run, name):
-    """Each value that an offline run has under a name, in order; those in its summary too."""
-    ends = [match.end() for match in re.finditer(name.encode() + rb"\x82\x01", run)]
-    return [float(run[end + 1 : end + 1 + run[end]]) for end in ends]  # a byte that tells the length, and the digits
 
 
 class FakeRun:

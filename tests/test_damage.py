@@ -4,13 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers import (
-    ITERATIONS,
-    call,
-    execute,
-    path_of,
-    saved_metrics,
-)
+from helpers import ITERATIONS, call, execute, path_of, saved_metrics
 from runs import assert_refused, contents, one
 
 from runner.folder import files as run_folder

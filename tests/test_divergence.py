@@ -9,13 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments.classic_control.cartpole import CartPole
-from helpers import (
-    call,
-    differences,
-    saved_metrics,
-    saved_state,
-    small_run,
-)
+from helpers import call, differences, saved_metrics, saved_state, small_run
 from runs import CASES, FILES, FakeRun, assert_finished, assert_refused, contents, directory_of, one
 
 import runner.folder.claim

@@ -8,23 +8,8 @@ import re
 import sys
 
 import pytest
-from helpers import (
-    call,
-    capture,
-    flags,
-    path_of,
-    run_differences,
-    saved_state,
-    small_run,
-)
-from runs import (
-    FILES,
-    OFTEN,
-    assert_finished,
-    assert_refused,
-    directory_of,
-    one,
-)
+from helpers import call, capture, flags, path_of, run_differences, saved_state, small_run
+from runs import FILES, OFTEN, assert_finished, assert_refused, directory_of, one
 
 import runner.folder.claim
 import runner.folder.record

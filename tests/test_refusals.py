@@ -9,16 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import (
-    ENVS,
-    SCRIPTS,
-    call,
-    execute,
-    flags,
-    path_of,
-    small_config,
-    small_run,
-)
+from helpers import ENVS, SCRIPTS, call, execute, flags, path_of, small_config, small_run
 from runs import FILES, assert_finished, assert_refused, contents, directory_of, one
 
 import runner.folder.claim
@@ -32,7 +23,6 @@ from runner.folder.claim import claimed_folder
 
 pytestmark = pytest.mark.usefixtures("compilations", "folder")
 
-
 # What is wrong, flags, what the message must name; of all scripts, and of some.
 BAD = [
     ("an unknown environment", {"env": "CartPol-v1"}, ["CartPol-v1", "CartPole-v1"]),
@@ -42,11 +32,7 @@ BAD = [
     ("no environments", {"num_envs": 0}, ["num_envs"]),
     ("a layer of nothing", {"hidden_sizes": (0,)}, ["hidden_sizes"]),
 ]
-
-
 _MANY = {"num_envs": 2**30, "num_steps": 1, "total_timesteps": 2**30, "num_seeds": 64}
-
-
 BAD_OF = {
     "ppo": [
         ("minibatches that do not divide", {"num_minibatches": 3}, ["num_minibatches", 3, 32]),

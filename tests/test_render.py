@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers import call, capture, execute, path_of, small_run
 from PIL import Image
+from runs import assert_refused
 
 from common.suites import Suite, gymnax
 from runner import render
@@ -44,14 +45,6 @@ def run(script, compilations, tmp_path_factory):
 def draw(*words):
     """The command line in this process."""
     return capture(render.main, "render", *map(str, words))
-
-
-def assert_refused(result, *words):
-    assert result.status == 2, result
-    assert result.stderr.startswith("error: "), result
-    assert result.stderr.count("\n") == 1, result
-    for word in words:
-        assert str(word) in result.stderr, result
 
 
 def test_an_episode_becomes_an_animation(script, run, folder):

@@ -7,14 +7,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from helpers import (
-    call,
-    flags,
-    run_differences,
-    saved_state,
-    small_config,
-    small_run,
-)
+from helpers import call, flags, run_differences, saved_state, small_config, small_run
 from runs import FILES, assert_finished, contents, directory_of, one, summary_of
 
 import runner.folder.claim

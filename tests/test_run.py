@@ -30,15 +30,7 @@ from helpers import (
     small_run,
 )
 from matplotlib import image
-from runs import (
-    CASES,
-    FILES,
-    OFTEN,
-    assert_finished,
-    directory_of,
-    one,
-    summary_of,
-)
+from runs import CASES, FILES, OFTEN, assert_finished, directory_of, one, summary_of
 
 import runner.folder.claim
 import runner.folder.record

@@ -2,22 +2,13 @@
 
 import json
 import os
+import re
 import sys
 
 import jax.numpy as jnp
 import pytest
-from helpers import (
-    ENVS,
-    call,
-    execute,
-    flags,
-    path_of,
-    run_differences,
-    saved_metrics,
-    small_config,
-    small_run,
-)
-from runs import FakeRun, assert_finished, assert_refused, contents, directory_of, logged, one
+from helpers import ENVS, call, execute, flags, path_of, run_differences, saved_metrics, small_config, small_run
+from runs import FakeRun, assert_finished, assert_refused, contents, directory_of, one
 
 import runner.folder.claim
 import runner.folder.record
@@ -50,6 +41,12 @@ def unframed(content):
         data += content[start + 7 : start + 7 + length]
         start += 7 + length
     return data
+
+
+def logged(run, name):
+    """Each value that an offline run has under a name, in order; those in its summary too."""
+    ends = [match.end() for match in re.finditer(name.encode() + rb"\x82\x01", run)]
+    return [float(run[end + 1 : end + 1 + run[end]]) for end in ends]  # a byte that tells the length, and the digits
 
 
 @pytest.mark.parametrize("per_seed", [False, True])
