@@ -65,6 +65,8 @@ RANDOM_EPISODES, MAX_STEPS = 1_000, 10_000
 COLORS = {"ppo": "#0072B2", "dqn": "#D55E00", "sac": "#009E73", "td3": "#CC79A7"}  # Okabe and Ito
 COLORS |= {"pqn": "#56B4E9", "reppo": "#E69F00", "ppo_rnn": "#0072B2", "sac_discrete": "#009E73"}
 SHARES = np.linspace(0.1, 1.0, 19)  # of a budget
+EQUAL = ("bit-equal", "equal to rounding")  # what `likeness` says of programs that compute the same
+SHORT_ITERATION = 4  # cycles of collecting and learning
 STYLES = {"ppo": "-", "dqn": "--", "sac": "-.", "td3": ":", "pqn": "-", "reppo": "-"}
 STYLES |= {"ppo_rnn": "--", "sac_discrete": "--"}
 
@@ -339,30 +341,42 @@ def find_stale(raws: dict[Pair, dict[str, Any]]) -> list[str]:
 def restamp(pair: Pair, raw: dict[str, Any], commit: str, earlier: Path) -> str:
     """Compare today's program of a row with that of `commit`, checked out in `earlier`, by three iterations of both.
 
-    A row whose arrays are bit-equal gets today's `program`, and the recorded one as `earlier_program`; if they are
-    equal to rounding it also gets `equal`. Returns what was found, in a few words.
+    The row gets `restamped`, what was found, in a few words. If that is one of EQUAL it also gets today's `program`,
+    and the recorded one as `earlier_program`. Where whole iterations of a replay script differ, those of a few cycles
+    are compared: over the thousand updates of an iteration rounding grows without bound.
     """
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "config.json")
         config.write_text(json.dumps(raw["config"]))
-        before, today = (_three_iterations(root, pair.script, config) for root in (earlier, ROOT))
-    if str(before["program"]) != raw["program"]:
-        return f"its program is not that of {commit}"
-    found = likeness(before, today)
-    if found in ("bit-equal", "equal to rounding"):
+        before, today = _three_iterations((earlier, ROOT), pair.script, config)
+        if str(before["program"]) != raw["program"]:
+            return f"its program is not that of {commit}"
+        found = likeness(before, today)
+        if found not in EQUAL and "steps_per_iteration" in raw["config"]:
+            found = likeness(*_three_iterations((earlier, ROOT), pair.script, config, cycles=SHORT_ITERATION))
+    raw |= {"restamped": found}
+    if found in EQUAL:
         raw |= {"program": str(today["program"]), "earlier_program": raw.get("earlier_program", raw["program"])}
-        raw |= {"equal": "to rounding"} if found == "equal to rounding" else {}
-        pair.path.write_text(dump(raw))
+    pair.path.write_text(dump(raw))
     return found
 
 
-def _three_iterations(root: Path, script: str, config: Path) -> dict[str, np.ndarray]:
-    """What benchmarks/three_iterations.py finds of the program in a working tree."""
-    file = config.with_suffix(".npz")
+def _three_iterations(
+    roots: tuple[Path, ...], script: str, config: Path, cycles: int = 0
+) -> list[dict[str, np.ndarray]]:
+    """What benchmarks/three_iterations.py finds of the program in each working tree, side by side."""
+    files = [config.with_name(f"{number}.npz") for number, _ in enumerate(roots)]
     program = FOLDER / "three_iterations.py"
-    subprocess.run([sys.executable, program, root, script, config, file], check=True)
-    with np.load(file) as arrays:
-        return dict(arrays)
+    commands = [
+        [sys.executable, program, root, script, config, file, str(cycles)]
+        for root, file in zip(roots, files, strict=True)
+    ]
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"  # they compile longer than they run
+    processes = [subprocess.Popen(command, env=os.environ | {"XLA_FLAGS": flags}) for command in commands]
+    for process, command in zip(processes, commands, strict=True):
+        if process.wait():
+            raise subprocess.CalledProcessError(process.returncode, command)
+    return [dict(np.load(file)) for file in files]
 
 
 def likeness(before: dict[str, np.ndarray], today: dict[str, np.ndarray]) -> str:
@@ -379,14 +393,14 @@ def likeness(before: dict[str, np.ndarray], today: dict[str, np.ndarray]) -> str
         if y is None or x.shape != y.shape or x.dtype != y.dtype:
             return f"{name} is another array"
     if all(before[name].tobytes() == today[name].tobytes() for name in names):
-        return "bit-equal"
+        return EQUAL[0]
     for name in (name for name in names if name.startswith(("init", "0"))):  # later, rounding may have grown
         x, y = before[name], today[name]
         tolerance = 1e-5 if np.issubdtype(x.dtype, np.floating) else 0.0
         scale = np.abs(x[np.isfinite(x)]).max(initial=0.0) if tolerance else 0.0
         if not np.allclose(x, y, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
             return f"{name} differs"
-    return "equal to rounding"
+    return EQUAL[1]
 
 
 def random_return(name: str) -> float:
@@ -524,6 +538,12 @@ missed stands in [NOTES.md](NOTES.md#where-a-bar-was-hard-to-reach). The 10M env
 
 | script | environment | env steps per seed | IQM | solved | reached | best published | reached |
 |---|---|---|---|---|---|---|---|"""
+RESTAMPED = """\
+## Rows and today's programs
+
+`--restamp` compares `init` and three iterations of the program that made a row on a CPU with today's: {} rows are
+bit-equal, and {} equal to rounding (the same random numbers and counts, floats within 1e-5 after the first iteration,
+which for SAC and TD3 is one of a few updates). Another program, whose score may be another one: {others}."""
 AGGREGATE = """\
 ## All environments with a published score
 
@@ -554,12 +574,20 @@ def report(raws: dict[Pair, dict[str, Any]]) -> str:
             lines += ["", *table(measured, FOLDER), "", f"![Evaluation curves](results/{picture_of(family)})"]
         if missing:
             lines += ["", f"Not measured yet: {', '.join(missing)}."]
-    lines += ["", BARS, *bars(raws), "", AGGREGATE]
+    lines += ["", BARS, *bars(raws), "", *restamped(raws), "", AGGREGATE]
     for script, samples in normalized_returns(raws).items():
         finals = [x[:, -1] for x in samples]
         cells = [f"{x:.3f} | {low:.3f} to {high:.3f}" for x, low, high in (aggregate_iqm(finals), beats(finals))]
         lines.append(f"| `{script}.py` | {len(samples)} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", "![IQM over seeds and environments](results/aggregate.png)"]) + "\n"
+
+
+def restamped(raws: dict[Pair, dict[str, Any]]) -> list[str]:
+    """How many rows were recorded with a program that computes what today's does, and which were not."""
+    rows = {pair: raw["restamped"] for pair, raw in raws.items() if "restamped" in raw}
+    numbers = [sum(found == kind for found in rows.values()) for kind in EQUAL]
+    others = [f"`{pair.name}`" for pair, found in rows.items() if found not in EQUAL]
+    return [RESTAMPED.format(*numbers, others=", ".join(others) or "none")]
 
 
 def option_table(measured: dict[Pair, dict[str, Any]], raws: dict[Pair, dict[str, Any]]) -> list[str]:

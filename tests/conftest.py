@@ -2,12 +2,13 @@
 
 import functools
 import os
+import platform
 import shutil
 
 import hypothesis
 import jax
 import pytest
-from helpers import ENVS, execute, path_of, shared_compilations, small_run
+from helpers import ENVS, execute, path_of, small_run
 
 import common  # noqa: F401  # before any test imports gymnax: it sets the number of CPU devices
 
@@ -24,18 +25,26 @@ if jax.__version_info__ < (0, 11):
 os.environ.setdefault("XLA_FLAGS", " ".join(f"--xla_{flag}" for flag in FLAGS))
 
 
+def pytest_configure(config):
+    """Keep compiled programs for the other processes and for the next run of the tests, on this machine alone."""
+    folder = config.cache.mkdir(f"compiled-on-{platform.node()}")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+@pytest.fixture(scope="module")
+def rank_promotion():
+    """distrax needs it; test_scripts.py has a test of the other mode."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forgotten_programs():
     """Compiled programs of a module are not kept for the next one: a process would grow to several GB."""
     yield
     jax.clear_caches()
-
-
-@pytest.fixture(scope="module")
-def compilations(tmp_path_factory):
-    """One folder of compiled programs for all tests."""
-    with shared_compilations(tmp_path_factory) as folder:
-        yield folder
 
 
 @pytest.fixture
@@ -65,12 +74,12 @@ def undisturbed_run(script, folder):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(script, compilations, tmp_path_factory):
+def undisturbed(script, tmp_path_factory):
     return undisturbed_run(script, tmp_path_factory.getbasetemp() / "undisturbed" / script)
 
 
 @pytest.fixture(scope="module")
-def undisturbed_ppo(compilations, tmp_path_factory):
+def undisturbed_ppo(tmp_path_factory):
     """The folder of a run of ppo.py."""
     return undisturbed_run("ppo", tmp_path_factory.getbasetemp() / "undisturbed" / "ppo")[2]
 

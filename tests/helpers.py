@@ -20,7 +20,6 @@ from unittest import mock
 
 import jax
 import numpy as np
-from jax.experimental.compilation_cache import compilation_cache
 
 from common.environment import clear_episodes
 from common.presets import read_presets
@@ -255,25 +254,6 @@ def rank_promotion(mode: str):
         yield
     finally:
         jax.config.update("jax_numpy_rank_promotion", before)
-
-
-@contextlib.contextmanager
-def shared_compilations(tmp_path_factory):
-    """Let all processes of one pytest command take compiled programs from one folder, this one too."""
-    folder = tmp_path_factory.getbasetemp()
-    folder = (folder.parent if os.environ.get("PYTEST_XDIST_WORKER") else folder) / "compilations"
-    before = {name: getattr(jax.config, name) for name in ("jax_compilation_cache_dir", _LEAST_TIME)}
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update(_LEAST_TIME, 0.0)
-    compilation_cache.reset_cache()  # a cache that has been used once keeps its folder
-    with mock.patch.dict(os.environ, {"JAX_COMPILATION_CACHE_DIR": str(folder)}):
-        yield folder
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-
-
-_LEAST_TIME = "jax_persistent_cache_min_compile_time_secs"
 
 
 # -- Results -----------------------------------------------------------------------------------------------------------

@@ -235,7 +235,7 @@ def test_a_name_that_no_preset_has_is_refused_in_one_line(words, message):
     assert (result.status, result.stdout, result.stderr) == (2, "", f"error: {message}\n")
 
 
-@pytest.mark.usefixtures("named_presets", "compilations", "folder")
+@pytest.mark.usefixtures("named_presets", "folder")
 def test_the_chosen_preset_is_recorded_and_the_command_of_the_best_setting_names_it():
     words = ["--preset", "small", "--ent-coef", "0", "--sweep", "gamma=0.9,0.5", "--eval-episodes", "0"]
     result = call("ppo", *words, "--name", "sweep")

@@ -672,7 +672,6 @@ def test_other_formats(ending, folder):
 # -- As a user starts it -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("compilations")
 def test_runs_of_the_scripts(folder):
     """What training writes is what a comparison reads, also of a sweep in several parts."""
     for words in (["ppo", "single"], ["ppo", "sweep", "--sweep", "learning-rate=1e-3,2e-3", "--lanes-per-batch", "2"]):

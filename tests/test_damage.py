@@ -9,7 +9,7 @@ from runs import assert_refused, contents, one
 
 from runner.folder import files as run_folder
 
-pytestmark = pytest.mark.usefixtures("compilations", "folder")
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.mark.parametrize("how", ["removed", "cut", "empty", "noise"])

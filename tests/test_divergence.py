@@ -19,7 +19,7 @@ import runner.main
 import runner.tell.report
 import runner.training
 
-pytestmark = pytest.mark.usefixtures("compilations", "folder")
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 # -- Divergence --------------------------------------------------------------------------------------------------------

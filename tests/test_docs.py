@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import jax
 import pytest
-from helpers import ROOT, call, capture, shared_compilations, small_run
+from helpers import ROOT, call, capture, small_run
 from matplotlib import pyplot
 
 from common.suites import suites
@@ -143,9 +143,8 @@ def test_relink_finds_the_nearest_line(tmp_path, monkeypatch):
 def folder(tmp_path_factory):
     """A folder with a run as the pages name it."""
     folder = tmp_path_factory.mktemp("docs")
-    with shared_compilations(tmp_path_factory):
-        assert call("ppo", *small_run("ppo", out=str(folder / "runs"), name="NAME")).status == 0
-        yield folder
+    assert call("ppo", *small_run("ppo", out=str(folder / "runs"), name="NAME")).status == 0
+    return folder
 
 
 @pytest.fixture

@@ -39,10 +39,7 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def rank_promotion(compilations):
-    with jax.numpy_rank_promotion("allow"):  # distrax needs it
-        yield
+pytestmark = pytest.mark.usefixtures("rank_promotion")
 
 
 def with_known_policy(script, state):

@@ -38,7 +38,7 @@ from runner.machine.devices import compile_init, compile_segment, make_placement
 SAME = ("runs", "ppo", "CartPole-v1")
 
 
-pytestmark = pytest.mark.usefixtures("compilations", "folder")
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def assert_same_beginning(a, b):

@@ -22,7 +22,6 @@ from runner.compare import __main__ as compare
 from runner.folder.load import load
 
 OLD = Path(__file__).parent / "old_runs" / "ppo"
-pytestmark = pytest.mark.usefixtures("compilations")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import runner.training
 from runner.folder import checkpoint
 from runner.folder import files as run_folder
 
-pytestmark = pytest.mark.usefixtures("compilations", "folder")
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 # -- Output that nobody reads ------------------------------------------------------------------------------------------

@@ -20,10 +20,7 @@ from ppo import Config, Torso, Transition, gae, make
 probes.register()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def rank_promotion(compilations):
-    with jax.numpy_rank_promotion("allow"):  # distrax needs it; test_scripts.py has a test of this mode
-        yield
+pytestmark = pytest.mark.usefixtures("rank_promotion")
 
 
 # -- gae ---------------------------------------------------------------------------------------------------------------

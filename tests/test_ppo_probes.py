@@ -15,10 +15,7 @@ GAMMA = 0.9
 NUM_SEEDS = 3
 
 
-@pytest.fixture(scope="module", autouse=True)
-def rank_promotion(compilations):
-    with jax.numpy_rank_promotion("allow"):  # distrax needs it; test_scripts.py has a test of this mode
-        yield
+pytestmark = pytest.mark.usefixtures("rank_promotion")
 
 
 @cache

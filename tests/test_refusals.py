@@ -21,7 +21,7 @@ import runner.training
 from runner.ask.options import Options
 from runner.folder.claim import claimed_folder
 
-pytestmark = pytest.mark.usefixtures("compilations", "folder")
+pytestmark = pytest.mark.usefixtures("folder")
 
 # What is wrong, flags, what the message must name; of all scripts, and of some.
 BAD = [

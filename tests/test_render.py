@@ -26,7 +26,7 @@ def script(request):
     return request.param
 
 
-pytestmark = pytest.mark.usefixtures("compilations", "folder")
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def trained(script, env, folder, **options):
@@ -37,7 +37,7 @@ def trained(script, env, folder, **options):
 
 
 @pytest.fixture(scope="module")
-def run(script, compilations, tmp_path_factory):
+def run(script, tmp_path_factory):
     """A run of two seeds in an environment that can be drawn."""
     return trained(script, DRAWN[script], tmp_path_factory.mktemp(script))
 

@@ -23,10 +23,7 @@ ALPHAS = (1e-3, 0.3, 1.0)  # trained together
 SCRIPTS = ["dqn", "sac", "td3"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def rank_promotion(compilations):
-    with jax.numpy_rank_promotion("allow"):  # distrax needs it; test_scripts.py has a test of this mode
-        yield
+pytestmark = pytest.mark.usefixtures("rank_promotion")
 
 
 def trained(script, env, **changes):

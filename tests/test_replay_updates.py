@@ -64,10 +64,7 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def rank_promotion(compilations):
-    with jax.numpy_rank_promotion("allow"):  # distrax needs it; test_scripts.py has a test of this mode
-        yield
+pytestmark = pytest.mark.usefixtures("rank_promotion")
 
 
 def newest(buffer, rows, n_step=1, num_envs=1, gamma=1.0):

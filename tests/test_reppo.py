@@ -18,10 +18,7 @@ NUM_SEEDS = 3
 GAMMA = 0.9
 
 
-@pytest.fixture(scope="module", autouse=True)
-def rank_promotion(compilations):
-    with jax.numpy_rank_promotion("allow"):  # distrax needs it
-        yield
+pytestmark = pytest.mark.usefixtures("rank_promotion")
 
 
 # -- Problems with known answers ---------------------------------------------------------------------------------------

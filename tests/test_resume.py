@@ -19,7 +19,7 @@ import runner.training
 from common.buffer import read
 from runner.machine.devices import compile_init, make_placement
 
-pytestmark = pytest.mark.usefixtures("compilations", "folder")
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 # What makes the first iterations of a run independent of its length.

@@ -35,7 +35,7 @@ from runner.ask.options import Options
 from runner.experiment import Experiment
 from runner.tell.progress import print_header
 
-pytestmark = pytest.mark.usefixtures("compilations", "folder")
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def test_evaluation_in_batches_of_episodes_where_memory_is_short(monkeypatch):

@@ -124,11 +124,7 @@ def algorithm_of(config):
     return importlib.import_module(type(config).__module__).make(config)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def rank_promotion(compilations):
-    """The programs are shared with the other processes of pytest; distrax needs the mode, and a test below is on it."""
-    with jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("rank_promotion")
 
 
 @cache

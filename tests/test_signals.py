@@ -27,7 +27,7 @@ import runner.main
 import runner.tell.report
 import runner.training
 
-pytestmark = pytest.mark.usefixtures("compilations", "folder")
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

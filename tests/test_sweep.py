@@ -183,7 +183,7 @@ def test_settings_are_counted_before_they_are_made(sweeps, num_samples, expected
 # -- Runs --------------------------------------------------------------------------------------------------------------
 
 
-in_folder = pytest.mark.usefixtures("compilations", "folder")
+in_folder = pytest.mark.usefixtures("folder")
 
 
 @in_folder

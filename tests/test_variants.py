@@ -30,10 +30,7 @@ VARIANTS = {"ppo_rnn": ppo_rnn, "sac_discrete": sac_discrete, "pqn": pqn, "reppo
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def rank_promotion(compilations):
-    with jax.numpy_rank_promotion("allow"):  # distrax needs it; a test below is on this mode
-        yield
+pytestmark = pytest.mark.usefixtures("rank_promotion")
 
 
 @cache

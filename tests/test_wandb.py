@@ -17,7 +17,7 @@ import runner.main
 import runner.tell.report
 import runner.training
 
-pytestmark = pytest.mark.usefixtures("compilations", "folder")
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 # No account, and no way out to the network.
