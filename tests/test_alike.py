@@ -172,7 +172,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_variant_changes_what_its_algorithm_changes_and_nothing_else(variant):
+def test_a_variant_changes_only_what_its_algorithm_changes(variant):
     script, classes, functions = VARIANTS[variant]
     before, after = definitions(script), definitions(variant)
     changed = {name for name in before.keys() & after.keys() if before[name] != after[name]}

@@ -177,7 +177,7 @@ def test_a_worker_runs_a_script(speed):
     assert worker.median("seconds") > 0
 
 
-def test_a_worker_runs_purejaxrl_in_float32_and_without_its_suites(speed, tmp_path, monkeypatch):
+def test_a_worker_runs_purejaxrl_in_float32_without_its_suites(speed, tmp_path, monkeypatch):
     (tmp_path / "purejaxrl").mkdir()
     (tmp_path / "purejaxrl" / "ppo.py").write_text("""
 import jax, navix
@@ -221,7 +221,7 @@ def settings(monkeypatch):
     return importlib.import_module("settings")
 
 
-def test_the_tables_of_settings_are_made_from_the_recorded_scores(settings):
+def test_tables_of_settings_are_made_from_the_recorded_scores(settings):
     raws = settings.read(settings.RAW)
     assert raws.keys() <= {study.script for study in settings.STUDIES}
     for study in settings.STUDIES:

@@ -173,7 +173,7 @@ def test_draws_uniformly(written):
 
 
 @pytest.mark.parametrize(("capacity", "written", "num_new"), [(10, 4, 2), (10, 10, 3), (1000, 3, 1)])
-def test_a_round_draws_from_all_rows_that_are_written_by_then_and_from_no_others(capacity, written, num_new):
+def test_a_round_draws_from_the_rows_written_by_then_alone(capacity, written, num_new):
     buffer = add(init_buffer(ROW, capacity), rows(0, written))
     drawn = np.asarray(draw_rows(buffer, jax.random.key(0), (4, 2, 300), num_new))
     for i, x in enumerate(drawn):

@@ -152,7 +152,7 @@ def test_an_environment_has_one_name_however_it_is_written(env, name):
     assert parsed("ppo", "--env", env)[0] == dataclasses.replace(presets("ppo")["CartPole-v1"], env=name)
 
 
-def test_presets_name_their_environment_and_differ_from_the_defaults(script):
+def test_presets_name_their_environment_and_what_they_change(script):
     module = importlib.import_module(script)
     for env, preset in presets(script).items():
         assert preset.env == env
@@ -236,7 +236,7 @@ def test_a_name_that_no_preset_has_is_refused_in_one_line(words, message):
 
 
 @pytest.mark.usefixtures("named_presets", "folder")
-def test_the_chosen_preset_is_recorded_and_the_command_of_the_best_setting_names_it():
+def test_the_chosen_preset_is_recorded_and_named_by_the_best():
     words = ["--preset", "small", "--ent-coef", "0", "--sweep", "gamma=0.9,0.5", "--eval-episodes", "0"]
     result = call("ppo", *words, "--name", "sweep")
     assert result.status == 0, result
@@ -315,14 +315,14 @@ def test_every_kind_of_value_is_read(script):
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
-def test_values_may_be_written_as_python_and_agents_of_wandb_write_them(words, expected):
+def test_values_may_be_written_as_python_and_wandb_write_them(words, expected):
     config, options = parsed("ppo", *words)
     fields = vars(config) | vars(options)
     assert {name: fields[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("words", [["--normalize-obs=maybe"], ["--normalize-obs", "maybe"]])
-def test_a_switch_that_is_neither_on_nor_off_is_refused_in_one_line(words):
+def test_a_switch_is_on_or_off(words):
     result = call("ppo", *words)
     assert (result.status, result.stdout) == (2, "")
     assert result.stderr == "error: --normalize-obs is a switch: give True or False, not 'maybe'\n"

@@ -100,7 +100,7 @@ def test_statistics_agree_with_rliable(monkeypatch):
 
 
 @pytest.mark.parametrize(("num_seeds", "lowest", "highest"), [(3, 0.12, 0.30), (FEW_SEEDS, 0.02, 0.09)])
-def test_how_often_an_interval_leaves_out_that_equal_methods_are_equal(num_seeds, lowest, highest, monkeypatch):
+def test_an_interval_seldom_says_that_equal_methods_differ(num_seeds, lowest, highest, monkeypatch):
     monkeypatch.setattr(statistics, "NUM_RESAMPLES", 500)
     rng = np.random.default_rng(0)
     intervals = [probability_of_improvement([rng.normal(size=(2, num_seeds))])[1:] for _ in range(500)]
@@ -111,7 +111,7 @@ def test_how_often_an_interval_leaves_out_that_equal_methods_are_equal(num_seeds
     x=hnp.arrays(np.float64, (3, 5), elements=st.floats(-1, 2)), y=hnp.arrays(np.float64, 7, elements=st.floats(-1, 2))
 )
 @settings(max_examples=30)
-def test_aggregates_are_over_the_seeds_of_all_environments_which_weigh_the_same(x, y):
+def test_environments_weigh_the_same_in_aggregates(x, y):
     samples = [*x, y]
     score, low, high = aggregate_iqm(samples)
     pooled = alike(samples)
@@ -129,7 +129,7 @@ def alike(samples):
     return np.concatenate([np.repeat(x, np.lcm.reduce(list(map(len, samples))) // len(x)) for x in samples])
 
 
-def test_aggregates_do_not_contradict_the_probability_of_improvement():
+def test_aggregates_agree_with_the_probability_of_improvement():
     """A wins with 20 seeds where it is a little better, and loses with 4 where it is much worse."""
     a, b = [np.full(20, 0.9), np.full(4, 0.1)], [np.full(20, 0.8), np.full(4, 0.7)]
     assert (aggregate_iqm(a)[0], aggregate_iqm(b)[0]) == pytest.approx((0.5, 0.75))
@@ -137,7 +137,7 @@ def test_aggregates_do_not_contradict_the_probability_of_improvement():
     assert probability_of_improvement(list(zip(a, b, strict=True)))[0] == 0.5
 
 
-def test_the_aggregate_leaves_out_infinite_scores_and_has_none_with_nan():
+def test_aggregates_leave_out_infinite_scores_and_nan_has_none():
     x = np.array([-np.inf, 1.0, 2.0, np.inf])
     assert aggregate_iqm([x, np.ones(3)])[0] == pytest.approx(iqm(alike([x, np.ones(3)])))
     assert np.isnan(aggregate_iqm([np.where(x == np.inf, np.nan, x), np.ones(3)])[0])
@@ -423,7 +423,7 @@ def test_bounds_that_lack_an_environment_give_no_aggregate(folder, figures):
 
 
 @pytest.mark.parametrize("is_mixed", [True, False])
-def test_runs_without_evaluation_are_compared_by_their_training_returns(is_mixed, folder, figures):
+def test_without_evaluation_training_returns_are_compared(is_mixed, folder, figures):
     write_run("a", A, is_evaluated=is_mixed), write_run("b", B, "dqn", is_evaluated=False)
     stdout = compared("a", "b")
     which = " of dqn" if is_mixed else ""
@@ -437,7 +437,7 @@ def test_runs_without_evaluation_are_compared_by_their_training_returns(is_mixed
 
 
 @pytest.mark.parametrize(("sampled", "name"), [((), "greedy "), (("a",), ""), (("a", "b"), "sampled ")])
-def test_evaluations_of_sampled_actions_are_called_so_and_not_silently_mixed(sampled, name, folder, figures):
+def test_evaluations_of_sampled_actions_are_called_so(sampled, name, folder, figures):
     for path, scores, algorithm in (("a", A, "ppo"), ("b", B, "dqn")):
         write_run(path, scores, algorithm, eval_sampled=path in sampled)
     stdout = compared("a", "b")
@@ -447,7 +447,7 @@ def test_evaluations_of_sampled_actions_are_called_so_and_not_silently_mixed(sam
     assert notes(stdout) == ([mixed] if len(sampled) == 1 else [])
 
 
-def test_an_environment_with_evaluation_keeps_it_beside_one_without(folder, figures):
+def test_an_environment_keeps_its_evaluation_beside_one_without(folder, figures):
     write_run("a", A), write_run("b", B, env="Acrobot-v1", is_evaluated=False)
     compared("a", "b")
     labels = [axes.get_ylabel() for axes in figures[0].axes]
@@ -491,7 +491,7 @@ def test_settings_of_a_sweep_are_methods(folder, figures):
     assert methods(compared("sweep", "single", "--labels", "s", "x"))[:2] == ["x", "s learning_rate=0.064"]
 
 
-def test_settings_are_named_with_no_more_digits_than_tell_them_apart(folder):
+def test_settings_have_the_digits_that_tell_them_apart(folder):
     write_run("sweep", [1, 2, 3, 4], num_seeds=2, sweep=np.repeat([1e-3 / 3, 2e-3 / 3], 2))
     write_run("single", [5, 6], learning_rate=0.1 / 3)
     rates = ("0.03333", "0.0006667", "0.0003333")
@@ -554,7 +554,7 @@ def test_parts_with_and_without_an_evaluation_before_training(folder):
     assert float(row["value"]) == pytest.approx(np.mean(A), rel=1e-5)
 
 
-def test_a_run_that_was_evaluated_only_before_training_is_scored_by_its_training_return(folder):
+def test_evaluated_only_before_training_is_not_evaluated(folder):
     write_run("a", A), write_run("b", B, "dqn")
     without_evaluations("b/metrics.npz", slice(0, 1))
     stdout = compared("a", "b")

@@ -121,7 +121,7 @@ def test_a_float_out_of_its_range_is_refused_with_the_range(field, value, allowe
 
 @pytest.mark.parametrize("field", ["learning_rate", "gamma", "tau", "adam_eps", "target_entropy"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e39, -1e39, jnp.float32("inf")])
-def test_a_float_that_float32_does_not_hold_is_refused_with_that_reason(field, value):
+def test_a_float_that_float32_does_not_hold_is_refused(field, value):
     with pytest.raises(ValueError, match=rf"^{field} must be finite as a float32 .*, not ") as caught:
         validate(Config(**{field: value}))
     assert str(value) in str(caught.value)
@@ -220,7 +220,7 @@ def test_fields_that_contradict_each_other_are_refused(script, changes, message)
 
 
 @pytest.mark.parametrize("script", ["dqn", "td3", "sac", "sac_discrete"])
-def test_a_run_that_ends_before_its_first_iteration_is_refused_with_learning_starts(script):
+def test_a_run_without_an_iteration_is_refused(script):
     module = importlib.import_module(script)
     changes = {"env": ENVS[script][0], "total_timesteps": 600, "steps_per_iteration": 100, "learning_starts": 10_000}
     message = "total_timesteps = 600 is less than learning_starts = 10000 plus one iteration of 100 env steps"

@@ -132,7 +132,7 @@ def test_an_error_of_the_environment_itself_keeps_its_traceback():
         Environment(Walk(pay=pay))
 
 
-def test_a_value_error_of_the_environment_itself_does_not_become_one_of_the_contract(monkeypatch):
+def test_an_environments_own_error_is_not_one_of_the_contract(monkeypatch):
     changes = {"pay": lambda: jnp.concatenate([])}
     monkeypatch.setattr("common.environment.make_suite", lambda name: (Walk(**changes), {}))
     with pytest.raises(ValueError, match=r"^Need at least one array"):

@@ -83,7 +83,7 @@ class Told(CartPole):
 
 
 @pytest.mark.parametrize("otherwise", [jnp.nan, jnp.inf])
-def test_a_scalar_of_the_environment_that_is_not_finite_is_no_divergence(otherwise, monkeypatch):
+def test_an_environments_infinite_scalar_is_no_divergence(otherwise, monkeypatch):
     """What is logged and drawn skips it."""
     import wandb
 

@@ -49,7 +49,7 @@ PLAYED = ["FrozenLake-misc", "Catch-bsuite", "FourRooms-misc", "DeepSea-bsuite",
 
 
 @pytest.mark.parametrize("name", PLAYED)
-def test_final_observation_is_the_next_observation_except_at_an_end(name):
+def test_final_obs_is_the_next_obs_except_at_an_end(name):
     env, steps = play(name)
     done = steps["terminated"] | steps["truncated"]
     assert (~done).any()
@@ -97,7 +97,7 @@ def test_images_keep_their_shape():
     assert make_env("Breakout-MinAtar").obs_shape == (10, 10, 4)
 
 
-def test_rewards_are_float32_also_where_the_environment_makes_integers():
+def test_rewards_are_float32_where_they_are_integers():
     raw, params = gymnax.make("UmbrellaChain-bsuite")
     _, state = raw.reset(jax.random.key(0), params)
     assert jnp.issubdtype(raw.step(jax.random.key(1), state, 0, params)[2].dtype, jnp.integer)
@@ -224,7 +224,7 @@ def make_toy(name, **arguments):
         ("nan", spaces.Box(jnp.array([-1.0, jnp.nan]), jnp.array([1.0, 1.0]), (2,))),
     ],
 )
-def test_an_action_space_that_the_scripts_cannot_use_is_refused_by_name(name, space):
+def test_an_action_space_of_another_kind_is_refused(name, space):
     with pytest.raises(ValueError, match=rf"^Probe-Toy-{name} has the .*action space "):
         make_toy(name, action_space=space)
 
@@ -285,7 +285,7 @@ def test_actions_are_clipped_and_scaled_in_each_dimension(box, action):
         np.testing.assert_allclose(scale(np.full(3, end, np.float32), low, high), expected, rtol=1e-6, atol=1e-4)
 
 
-def test_a_box_given_by_two_numbers_has_the_same_bounds_in_all_dimensions():
+def test_a_box_of_two_numbers_has_them_in_all_dimensions():
     scaled = scale_action(jnp.array([[-1.0, 0.0, 1.0], [0.5, 2.0, -2.0]]), spaces.Box(-1.0, 3.0, (3,)))
     np.testing.assert_allclose(scaled, [[-1.0, 1.0, 3.0], [2.0, 3.0, -1.0]])
 
@@ -331,7 +331,7 @@ SHAPE = (2, 5, 3)
 
 
 @given(hnp.arrays(np.float32, SHAPE, elements=st.floats(-1000, 1000, width=32)), hnp.arrays(bool, SHAPE))
-def test_episode_metrics_are_means_over_the_episodes_that_ended_in_the_iteration(rewards, ends):
+def test_episode_metrics_are_means_over_episodes_that_ended(rewards, ends):
     metrics = metrics_of_two_iterations(np.stack([rewards, ends], axis=-1).astype(np.float32))
     assert metrics.keys() == {"episode_return", "episode_length", "num_episodes"}
     assert jnp.issubdtype(metrics["num_episodes"].dtype, jnp.integer)
@@ -455,7 +455,7 @@ def test_every_step_is_that_of_gymnax(name):
 
 
 @pytest.mark.parametrize(("name", "limit"), [("Pendulum-v1", 200), ("Pendulum-v1:max_episode_steps=230", 230)])
-def test_the_option_for_the_limit_may_be_more_or_less_than_gymnax_own(name, limit):
+def test_the_limit_may_be_more_or_less_than_gymnax_own(name, limit):
     env = make_env(name)
 
     def step(env_state, key):

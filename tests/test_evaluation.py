@@ -135,7 +135,7 @@ def test_short_episodes_do_not_count_more_often():
         assert np.mean(lengths == length) == pytest.approx(0.25, abs=0.05)
 
 
-def test_the_mean_is_that_of_all_episodes_and_not_of_those_that_finish_first():
+def test_the_mean_is_not_that_of_episodes_that_finish_first():
     """Short and long episodes are equally likely, so the mean is 0.5.
 
     The negative control counts what finishes within two steps: 1/2 + 1/4 short episodes and 1/2 long ones for each
@@ -158,7 +158,7 @@ def first_to_finish(name, num_envs, num_steps):
 
 
 @pytest.mark.parametrize("name", CONSTANT_LENGTHS)
-def test_an_episode_may_end_by_termination_by_its_limit_or_by_both(name):
+def test_an_episode_ends_by_termination_its_limit_or_both(name):
     length = CONSTANT_LENGTHS[name]
     returns, lengths = episodes_of(f"Probe-Lengths-{name}", num_episodes=3)
     np.testing.assert_array_equal(lengths, [min(length, LIMIT)] * 3)
@@ -171,7 +171,7 @@ def test_an_environment_need_not_name_a_limit():
     np.testing.assert_array_equal(returns, lengths**2)
 
 
-def test_an_episode_may_be_truncated_before_the_limit_that_the_environment_names():
+def test_an_episode_may_be_truncated_before_the_limit():
     returns, lengths = episodes_of("Probe-Lengths-Before-Limit")
     assert set(lengths) == {1, LIMIT}
     np.testing.assert_array_equal(returns, np.where(lengths == 1, 1, 9 * LIMIT))
@@ -201,7 +201,7 @@ def test_an_episode_that_would_end_just_beyond_the_limit_is_cut():
     np.testing.assert_array_equal(episodes["episode_length"], [1, 1])
 
 
-def test_the_loop_asks_once_in_some_steps_whether_all_episodes_have_ended():
+def test_the_loop_asks_once_in_some_steps_for_the_end():
     """Both episodes end after two steps. The policy acts in all steps before the next check, and in no other."""
     calls = []
 
@@ -226,7 +226,7 @@ def test_one_environment_is_enough():
     assert (float(returns[0]), int(lengths[0])) in {(1.0, 1), (4.0, 2), (9.0, 3), (9.0 * LIMIT, LIMIT)}
 
 
-def test_the_policy_sees_the_current_observation_and_its_action_is_what_the_environment_receives():
+def test_the_policy_acts_on_the_current_observation():
     """The target changes in every step, so only its current observation tells the action that is paid for."""
 
     assert episodes_of("Probe-Lengths", wrong_action)[0].max() == 0.0

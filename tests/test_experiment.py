@@ -68,7 +68,7 @@ def test_about_twenty_evaluations_whatever_the_length(config):
     st.integers(1, 200),
     st.integers(1, 1000),
 )
-def test_evaluations_never_play_more_than_16_times_the_env_steps_of_training(config, eval_episodes, eval_max_steps):
+def test_evaluations_play_at_most_16_times_the_training(config, eval_episodes, eval_max_steps):
     """All episodes at full length; the evaluation at the end is always made, and with others the one before training.
     There are as many as that allows."""
     options = {"eval_episodes": eval_episodes, "eval_max_steps": eval_max_steps}
@@ -112,9 +112,7 @@ ROBOTS = {"num_envs": 2048, "num_steps": 64, "num_epochs": 16, "num_minibatches"
         ("ppo", "brax/inverted_pendulum:backend=spring", ROBOTS, 8),  # 29,248 steps, 233,984 updates; 1,000 steps
     ],
 )
-def test_on_a_gpu_evaluations_take_a_tenth_of_what_training_does_one_after_another(
-    script, env, changes, expected, monkeypatch
-):
+def test_on_a_gpu_evaluations_take_a_tenth_of_the_training(script, env, changes, expected, monkeypatch):
     """An update takes as long as four steps of a small environment, or a quarter of a step of a robot."""
     pytest.importorskip("brax" if "/" in env else "gymnax")
     module = importlib.import_module(script)
@@ -145,7 +143,7 @@ def test_no_evaluation_before_the_end(options):
     assert evaluated(Config(), **options) == []
 
 
-def test_an_interval_that_is_longer_than_the_run_leaves_its_two_ends():
+def test_an_interval_longer_than_the_run_leaves_its_two_ends():
     assert evaluated(Config(), eval_every="1e9") == [0]
 
 

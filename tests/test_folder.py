@@ -35,7 +35,7 @@ from runner.tell.statistics import Curve
 # -- Atomic writes -----------------------------------------------------------------------------------------------------
 
 
-def test_the_new_content_replaces_the_old_and_nothing_else_is_left(tmp_path):
+def test_the_new_content_replaces_the_old_alone(tmp_path):
     path = tmp_path / "file.txt"
     for content in (b"a long first version", b"", b"\x00\xff second"):
         with replacing(path) as aside:
@@ -62,7 +62,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, full_disk):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_table_that_does_not_fit_on_the_disk_leaves_the_old_one(tmp_path, full_disk):
+def test_a_table_that_does_not_fit_leaves_the_old_one(tmp_path, full_disk):
     write_table(tmp_path / "curve.csv", ["x"], [[i] for i in range(3)])
     before = (tmp_path / "curve.csv").read_bytes()
     with pytest.raises(OSError, match="too large"):
@@ -109,7 +109,7 @@ with claimed_folder("ppo", "Env", {TRAINED!r}):
     assert not lock.exists()
 
 
-def test_a_lock_that_its_owner_removes_at_this_moment_is_taken_again(folder, monkeypatch):
+def test_a_lock_that_is_removed_at_this_moment_is_taken_again(folder, monkeypatch):
     def flock(file, operation):
         lock(file, operation)
         if not taken:
@@ -135,7 +135,7 @@ def test_a_file_system_without_locks_has_runs_too(folder, monkeypatch):
     assert list(directory.iterdir()) == []
 
 
-def test_runs_without_a_name_that_start_together_have_folders_of_their_own(folder):
+def test_runs_that_start_together_have_their_own_folders(folder):
     with claimed_folder("ppo", "Env", Options()) as first, claimed_folder("ppo", "Env", Options()) as second:
         assert first != second
 
@@ -196,7 +196,7 @@ def assert_same_metrics(metrics, expected):
     data=st.data(),
 )
 @settings(max_examples=40)
-def test_metrics_are_read_back_bit_by_bit_up_to_the_iteration_asked_for(tmp_path_factory, shape, kept, dtype, data):
+def test_metrics_are_read_back_up_to_an_iteration(tmp_path_factory, shape, kept, dtype, data):
     directory = tmp_path_factory.getbasetemp()
     metrics = {name: data.draw(hnp.arrays(dtype, shape)) for name in ("episode_return", "loss")}
     lanes = {"seed": np.arange(shape[0])}
@@ -228,7 +228,7 @@ def test_metrics_file_is_plain_numpy_with_env_steps(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.npz"]
 
 
-def test_metrics_that_are_too_few_are_an_error_that_names_the_file(tmp_path):
+def test_too_few_metrics_are_an_error(tmp_path):
     lanes = {"seed": np.arange(2)}
     write_metrics(tmp_path, np.arange(3), lanes, metrics_of(2, 3), {})
     assert read_metrics(tmp_path, np.arange(3), lanes)[0]["num_episodes"].shape == (2, 3)
@@ -259,7 +259,7 @@ def test_missing_metrics_are_an_error_that_names_the_file(tmp_path):
 
 @given(data=st.data())
 @settings(max_examples=150)
-def test_damaged_metrics_are_an_error_that_names_the_file_or_no_damage(tmp_path_factory, data):
+def test_damaged_metrics_are_an_error_or_no_damage(tmp_path_factory, data):
     """Any part of the arrays overwritten, or the file cut anywhere. The arrays make up nearly all of the file."""
     directory = tmp_path_factory.getbasetemp()
     expected = metrics_of(3, 50)
@@ -323,7 +323,7 @@ def test_a_record_gives_config_options_and_parts_back(tmp_path):
     assert (content["version"], content["packages"]["numpy"]) == (2, np.__version__)
 
 
-def test_a_record_with_another_spelling_of_its_environment_is_one_of_the_same(tmp_path):
+def test_another_spelling_of_the_environment_is_the_same(tmp_path):
     write_record(tmp_path, Config(env="gymnax/CartPole-v1:max_episode_steps=1e2,gravity=9.80"), OPTIONS)
     record = read_record(tmp_path)
     assert record.config["env"] == read_config(record, Config).env == "CartPole-v1:gravity=9.8,max_episode_steps=100"
@@ -377,7 +377,7 @@ def change(path, *keys, **values):
     path.write_text(json.dumps(content))
 
 
-def test_a_record_of_before_a_field_or_an_option_has_its_default_and_says_so(tmp_path, capsys):
+def test_a_record_of_before_a_field_has_its_default(tmp_path, capsys):
     path = write_record(tmp_path, Config(num_envs=9), dataclasses.replace(OPTIONS, eval_max_steps=3))
     change(path, "version", "config__anneal", "config__activation", "options__matmul_precision", "options__eval_every")
     record = read_record(tmp_path)
@@ -400,7 +400,7 @@ def test_what_this_version_does_not_know_is_left_out_and_said(tmp_path, capsys):
     assert second == f"note: {path} is of another version; not used: more, zip"
 
 
-def test_only_resuming_refuses_a_field_that_the_script_does_not_have(tmp_path):
+def test_only_resuming_refuses_an_unknown_field(tmp_path):
     path = write_record(tmp_path, Config(), OPTIONS)
     change(path, config__momentum=0.9, config__zeta=1)
     with pytest.raises(ValueError, match=r"config\.json has settings that this version of algorithm\.py does not know"):

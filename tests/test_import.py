@@ -48,7 +48,7 @@ def test_another_number_of_devices_may_be_chosen(code, variables):
         ({}, math.inf),
     ],
 )
-def test_the_quota_of_a_container_is_read_in_both_versions_of_control_groups(files, cores, tmp_path):
+def test_the_quota_of_a_container_is_read_in_both_versions(files, cores, tmp_path):
     (tmp_path / "cpu").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -92,7 +92,7 @@ def test_a_script_imports_nothing_of_the_runner(script):
     assert python(SEEN.format(script=script)).stdout == "[]\n"
 
 
-def test_help_imports_neither_gymnax_nor_what_only_the_end_of_a_run_needs():
+def test_help_imports_nothing_that_it_does_not_need():
     code = """
 import sys, runpy
 sys.argv = ["ppo.py", "--help"]
@@ -117,11 +117,11 @@ print(matplotlib.pyplot.Figure is pong.plt.Figure, seaborn.__version__ != "")
 """
 
 
-def test_the_command_line_imports_plotting_libraries_when_they_are_used():
+def test_plotting_libraries_are_imported_when_they_are_used():
     assert python(DRAWN).stdout == "[]\nFigure True\nTrue True\n"
 
 
-def test_plotting_libraries_are_as_they_are_for_whoever_imports_the_kit():
+def test_whoever_imports_the_kit_has_whole_plotting_libraries():
     code = "import common, matplotlib.pyplot; print(matplotlib.pyplot.plot())"
     assert python(code).stdout == "[]\n"
 
@@ -147,7 +147,7 @@ def kept(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("place", [None, "", "relative"])
-def test_compiled_programs_are_kept_at_home_unless_xdg_names_an_absolute_path(place, kept, tmp_path, capsys):
+def test_programs_are_kept_at_home_or_where_xdg_says(place, kept, tmp_path, capsys):
     assert kept(**({} if place is None else {"XDG_CACHE_HOME": place})) == f"{tmp_path}/home/.cache/single-file-jax-rl"
     assert kept(XDG_CACHE_HOME=f"{tmp_path}/xdg") == f"{tmp_path}/xdg/single-file-jax-rl"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "xdg"]

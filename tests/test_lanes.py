@@ -63,7 +63,7 @@ def collectives(program) -> list[str]:
 
 
 @pytest.mark.parametrize("script", ["ppo", "sac"])
-def test_lanes_on_several_devices_have_nothing_to_say_to_each_other(script):
+def test_lanes_on_several_devices_do_not_communicate(script):
     """The compiled programs have no collective."""
     import importlib
 
@@ -134,7 +134,7 @@ def count_to(calls, target, amount, shared):
 
 
 @pytest.mark.parametrize("num_lanes", [3, 16, 17, 33])
-def test_a_loop_in_a_group_of_lanes_ends_when_it_has_ended_for_its_lanes(num_lanes):
+def test_a_loop_ends_when_it_has_ended_for_its_group(num_lanes):
     """One lane has ten rounds and the others have one. Together all lanes run ten; the numbers are the same."""
     lanes, results, counts = make_placement(num_lanes, 1), [], []
     targets, amounts = np.ones(num_lanes, np.int32), np.arange(num_lanes, dtype=np.float32)
@@ -220,7 +220,7 @@ def test_devices_of_a_lane_split_the_rows_of_minibatches(draw):
     np.testing.assert_array_equal(even, expected)
 
 
-def test_a_run_with_several_devices_per_lane_and_its_end_with_one(folder):
+def test_devices_per_lane_may_change_when_a_run_is_resumed(folder):
     """Three lanes on two pairs of devices, in a process that has four; another number of devices goes on with it."""
     arguments = small_run("ppo", num_seeds=3)
     result = execute(
@@ -276,7 +276,7 @@ def test_batches_are_the_same_as_all_lanes_at_once(script):
     assert not np.array_equal(*(jax.random.key_data(load(batches, lane)[2].key) for lane in (5, 6)))
 
 
-def test_lanes_are_evaluated_in_the_groups_in_which_they_are_trained(monkeypatch):
+def test_lanes_are_evaluated_in_their_groups(monkeypatch):
     """Three lanes have the same scores in one group and in three."""
     arguments = small_run("ppo", 2, num_seeds=3, devices=1, eval_every="1")
     assert call("ppo", *arguments, "--name", "together").status == 0

@@ -37,7 +37,7 @@ def test_an_output_that_is_not_a_number_shows_in_the_mean():
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_an_iteration_whose_loops_are_unrolled_for_a_gpu_is_the_same(script, monkeypatch):
+def test_an_iteration_with_unrolled_loops_is_the_same(script, monkeypatch):
     assert gpu_unroll() == 1
     changes = {"num_steps": UNROLL} if script == "ppo" else {}
     config = small_config(script, 2, env=ENVS[script][0], **changes)

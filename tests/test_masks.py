@@ -112,7 +112,7 @@ def test_where_no_action_is_called_illegal_any_is_sampled(script):
 
 
 @pytest.mark.parametrize("script", ["ppo", "dqn", "pqn"])
-def test_illegal_actions_are_chosen_where_the_suite_does_not_tell(script):
+def test_illegal_actions_are_chosen_if_the_suite_does_not_tell(script):
     """The control of the test above."""
     _, _, metrics = trained(script, Silent)
     assert np.nanmax(metrics["num_illegal"]) > 0
@@ -138,7 +138,7 @@ def test_the_entropy_is_that_of_legal_actions(script):
 
 
 @pytest.mark.parametrize("script", ["ppo", "ppo_rnn"])
-def test_without_a_learning_rate_every_ratio_is_one_where_actions_are_illegal_too(script):
+def test_every_first_ratio_is_one_with_illegal_actions_too(script):
     module = importlib.import_module(script)
     with mock.patch.object(module, "make_env", return_value=Environment(Phases())):
         config = module.Config(env="Phases", hidden_sizes=(32,), **CONFIGS[script] | {"learning_rate": 0.0})
@@ -163,7 +163,7 @@ def test_the_best_of_the_actions_that_are_legal_now_is_learned(script):
     np.testing.assert_array_equal(action, [2, 0, 1])
 
 
-def test_a_logit_that_is_forbidden_has_probability_and_gradient_zero():
+def test_a_forbidden_logit_has_probability_and_gradient_zero():
     logits, mask = jnp.array([0.3, 5.0, -0.2]), jnp.array([True, False, True])
     policy = distrax.Categorical(logits=forbid_illegal(logits, {"legal": mask}))
     legal = distrax.Categorical(logits=logits[mask])
@@ -190,7 +190,7 @@ def test_numbers_choose_every_legal_action_equally_often():
     np.testing.assert_array_equal(choose_legal(jnp.arange(5), jnp.zeros((5, 2))), np.arange(5))
 
 
-def test_what_is_legal_is_that_of_the_observation_and_of_the_final_one_before_a_reset():
+def test_what_is_legal_is_that_of_the_final_observation_too():
     suite = Phases()
     env = Environment(suite, max_episode_steps=1)
     obs, env_state = env.reset(jax.random.split(jax.random.key(0), 8))

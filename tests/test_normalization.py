@@ -68,7 +68,7 @@ def chunked_data(draw):
 
 
 @given(chunks=chunked_data())
-def test_any_chunking_gives_the_mean_and_variance_of_all_the_data(chunks):
+def test_any_chunks_give_the_mean_and_variance_of_all_data(chunks):
     statistics = statistics_of(chunks, (3,))
     data = np.concatenate(chunks)
     for feature in range(3):  # each against its own scale
@@ -92,7 +92,7 @@ def test_integers_and_booleans_are_counted_as_numbers(dtype):
     assert_numpy_agrees(statistics, data)
 
 
-def test_the_first_observations_count_and_the_initial_values_do_not():
+def test_first_observations_count_and_initial_values_do_not():
     statistics = update(init_statistics((1,)), jnp.array([[5.0], [7.0]]))
     np.testing.assert_array_equal(statistics.mean, [6.0])
     np.testing.assert_array_equal(statistics.variance, [1.0])
@@ -169,7 +169,7 @@ def test_a_constant_feature_stays_finite(constant, sizes):
     assert float(statistics.variance[0]) >= 0.0
 
 
-def test_a_constant_feature_becomes_zero_and_its_first_change_is_clipped():
+def test_a_constant_feature_is_zero_and_its_change_is_clipped():
     statistics = statistics_of([np.full((8, 1), 3.0, np.float32)] * 3, (1,))
     np.testing.assert_array_equal(normalize_item(statistics, [3.0]), [0.0])
     np.testing.assert_array_equal(normalize_item(statistics, [4.0]), [10.0])

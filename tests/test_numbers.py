@@ -124,7 +124,7 @@ def test_the_speed_table_is_that_of_the_csv():
         assert sentence.format(rates[case, "buffer of 10,000"]["ratio"]) in page
 
 
-def test_the_sentences_about_evaluation_are_those_of_the_raw_files(monkeypatch):
+def test_sentences_about_evaluation_are_those_of_raw_files(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     results = importlib.import_module("results")
     classic, minatar, _, brax, *_ = results.FAMILIES
@@ -149,7 +149,7 @@ def test_the_sentences_about_evaluation_are_those_of_the_raw_files(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["commands", "environments"])
-def test_the_tables_of_commands_and_environments_are_those_of_the_csv(name, monkeypatch):
+def test_tables_of_commands_and_environments_are_the_csv_files(name, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     with (RESULTS / f"{name}.csv").open(newline="") as file:
         lines = [importlib.import_module(name).line(row) for row in csv.DictReader(file)]

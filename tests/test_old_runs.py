@@ -86,7 +86,7 @@ def test_resumed_without_a_setting_and_an_option(run):
     [(as_of_another_version, "momentum"), (with_a_recipe, "target_kl (see docs/recipes.md)")],
     ids=["unknown", "a recipe"],
 )
-def test_not_resumed_with_a_setting_that_the_script_does_not_have(run, edit, names):
+def test_not_resumed_with_an_unknown_setting(run, edit, names):
     change(run, edit)
     before = (run / "config.json").read_bytes()
     result = resume(run)

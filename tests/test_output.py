@@ -82,7 +82,7 @@ def test_a_run_that_begins_without_stdout_and_stderr(script, folder, monkeypatch
     ],
 )
 @one
-def test_results_that_cannot_be_written_are_named_and_the_others_are_written(script, name, undisturbed):
+def test_results_that_cannot_be_written_are_named(script, name, undisturbed):
     directory = directory_of(script, "blocked")
     (directory / name).mkdir(parents=True)
     result = call(script, *small_run(script, name="blocked"))

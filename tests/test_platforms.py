@@ -30,7 +30,7 @@ def test_a_whole_run_is_lowered_for_every_platform(script):
 
 
 @pytest.mark.parametrize(("script", "devices_per_lane"), [*((script, 1) for script in SCRIPTS), ("ppo", 2)])
-def test_the_segment_of_the_command_line_is_lowered_for_every_platform(script, devices_per_lane):
+def test_a_segment_is_lowered_for_every_platform(script, devices_per_lane):
     if devices_per_lane > jax.local_device_count():
         pytest.skip("needs two devices")
     config = small_config(script)

@@ -121,7 +121,7 @@ def test_returns_lengths_and_losses_are_the_first_panels(panels):
 
 
 @pytest.mark.parametrize("number", range(1, 10))
-def test_the_lowest_panel_of_each_column_has_numbers_at_its_ticks(panels, number):
+def test_lowest_panels_have_numbers_at_their_ticks(panels, number):
     drawn = panels([f"metric_{i}" for i in range(number)])
     has_numbers = [any(x.get_visible() and x.get_text() for x in axes.get_xticklabels()) for axes in drawn]
     assert has_numbers == [i + 4 >= number for i in range(number)]
@@ -130,7 +130,7 @@ def test_the_lowest_panel_of_each_column_has_numbers_at_its_ticks(panels, number
 @pytest.mark.parametrize(
     ("values", "scale"), [((0.0, 0.001, 0.1), "symlog"), ((0.001, 0.1), "symlog"), ((0.0, 0.5, 1.0), "linear")]
 )
-def test_a_sweep_over_several_powers_of_ten_has_a_logarithmic_axis_also_with_a_zero(values, scale, monkeypatch):
+def test_powers_of_ten_have_a_logarithmic_axis_also_with_a_zero(values, scale, monkeypatch):
     figures = []
     monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
     summaries = [{"iqm": 1.0, "ci_low": 0.0, "ci_high": 2.0}] * len(values)

@@ -130,7 +130,7 @@ def test_a_minibatch_of_one_row_is_refused():
         make(replace(SMALL, num_minibatches=SMALL.steps_per_iteration))
 
 
-def test_shuffle_puts_all_rows_into_all_minibatches_equally_often():
+def test_all_rows_are_in_all_minibatches_equally_often():
     keys = jax.random.split(jax.random.key(0), 2_000)
     orders = np.asarray(jax.jit(jax.vmap(lambda key: shuffle(key, 512)))(keys))
     counts = np.stack([np.bincount(rows.ravel(), minlength=512) for rows in np.split(orders, 4, axis=1)])  # [4, 512]
@@ -435,7 +435,7 @@ CLOCK = Config(
 )
 
 
-def test_minibatches_visit_each_row_once_an_epoch_in_a_fresh_order():
+def test_minibatches_have_each_row_once_an_epoch():
     """Adam's first moment remembers which update a row was in.
 
     Observations are one-hot and the networks linear, so row i of a kernel has a gradient in just the minibatches that

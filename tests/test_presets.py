@@ -174,7 +174,7 @@ def test_a_file_that_is_not_one_of_presets_is_refused(read, tmp_path, text):
     assert str(error.value).startswith(f"{tmp_path / 'script.toml'} ")
 
 
-def test_a_file_that_is_not_utf_8_is_refused_and_one_with_a_mark_is_read(read, tmp_path):
+def test_a_preset_file_is_utf_8_with_or_without_a_mark(read, tmp_path):
     (tmp_path / "script.toml").write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
     assert read_presets("script", Config).keys() == {"A-v0"}
     (tmp_path / "script.toml").write_text(GOOD, "utf-16")

@@ -115,7 +115,7 @@ WIDTHS = {"ppo": (1, 2), "ppo_rnn": (1, 2), "reppo": (1, 3), "sac": (1, 3), "td3
 
 
 @pytest.mark.parametrize(("script", "num_inputs"), WIDTHS.items())
-def test_networks_are_as_wide_as_what_they_see_and_as_their_sizes(script, num_inputs):
+def test_networks_are_as_wide_as_what_they_see(script, num_inputs):
     """The critics of SAC, TD3 and REPPO also see the action."""
     _, state, _ = trained(script, Secret)
 

@@ -114,7 +114,7 @@ def test_a_dueling_network_is_a_value_and_advantages(script, cook):
 
 
 @pytest.mark.parametrize("scale", [0.5, 1000.0])
-def test_huber_counts_small_errors_squared_and_large_ones_linearly(scale, cook):
+def test_huber_squares_small_errors_alone(scale, cook):
     """Without discount the target is the reward, 1 * scale, and Q nearly 0: one error for all rows."""
     module, losses = cook(HUBER, "dqn"), []
     changes = {"env": "CartPole-v1", "gamma": 0.0, "reward_scale": scale, "learning_rate": 0.0}

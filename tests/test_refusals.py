@@ -169,9 +169,7 @@ def test_a_flag_without_its_value(script, folder):
         ("step", lambda: jnp.ones(3) + "1", "TypeError: "),
     ],
 )
-def test_a_mistake_in_a_changed_script_keeps_its_traceback_and_leaves_no_folder(
-    where, mistake, message, monkeypatch, folder
-):
+def test_a_mistake_in_a_changed_script_keeps_its_traceback(where, mistake, message, monkeypatch, folder):
     import ppo
 
     def make(config):

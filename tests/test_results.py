@@ -140,7 +140,7 @@ def test_random_actions(env, low, high):
     assert low < results.random_return(env) < high
 
 
-def test_normalised_returns_are_0_for_random_actions_and_1_at_the_published_number():
+def test_normalised_returns_are_0_if_random_and_1_if_published():
     pair = results.Pair("ppo", "anything", best=-100.0)
     raw = {
         "random_episode_return": -500.0,
@@ -191,7 +191,7 @@ def test_pairs_of_gpu_size_are_started_with_gpu_alone(tmp_path, monkeypatch):
         results.pairs_to_train(["ppo/Breakout-MinAtar"], gpu=False)
 
 
-def test_the_pairs_of_gpu_size_stand_on_the_page_before_they_are_measured():
+def test_pairs_of_gpu_size_are_listed_before_they_are_measured():
     first, *missing = results.FAMILIES[results.GPU]
     page = results.gpu_report({first: RAWS[next(iter(RAWS))]})
     assert f"Not measured yet: {', '.join(pair.name for pair in missing)}." in page
@@ -220,7 +220,7 @@ def test_a_pair_is_trained_with_its_preset_and_changes(preset, changes, flags, n
     assert commands == [["ppo.py", "--env", "brax/reacher", "--num-seeds", "5", *flags, *where]]
 
 
-def test_a_changed_setting_is_in_the_name_the_file_and_the_settings_of_a_pair():
+def test_a_changed_setting_is_in_the_name_of_a_pair():
     preset = results.Pair("dqn", "CartPole-v1")
     pair = dataclasses.replace(preset, changes=(("n_step", 1), ("double", False)))
     assert pair.name == "dqn/CartPole-v1/n_step=1,double=False"
@@ -230,7 +230,7 @@ def test_a_changed_setting_is_in_the_name_the_file_and_the_settings_of_a_pair():
     assert results.settings(preset)["n_step"] != 1, "else the test says nothing"
 
 
-def test_an_environment_of_the_benchmarks_is_registered_before_the_script_starts():
+def test_environments_of_benchmarks_are_registered():
     assert results.Pair("ppo_rnn", "CartPole-v1").command == ["variants/ppo_rnn.py"]
     hidden = results.Pair("ppo_rnn", "CartPole-hidden-velocity")
     assert hidden.command == ["benchmarks/hidden_velocity.py", "variants/ppo_rnn.py"]

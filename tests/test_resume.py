@@ -45,7 +45,7 @@ def test_a_finished_run_can_be_lengthened(script):
     assert json.loads((short / "config.json").read_text())["config"]["total_timesteps"] == total
 
 
-def test_resuming_a_finished_run_evaluates_again_and_changes_nothing(script, undisturbed, finished):
+def test_a_finished_run_is_evaluated_again_and_not_changed(script, undisturbed, finished):
     unchanged = FILES - {"config.json", "curve.png", "metrics.png", "summary.json"}
     before, summary = contents(finished), summary_of(finished)
     (finished / "summary.json").unlink()
@@ -105,7 +105,7 @@ def test_a_resumed_run_uses_the_options_that_it_was_started_with(monkeypatch):
 
 
 @pytest.mark.parametrize("script", ["dqn", "sac"])
-def test_no_window_leads_from_a_buffer_that_is_filled_again_into_the_resumed_episode(script, monkeypatch):
+def test_no_window_leads_from_before_a_resumption_to_after_it(script, monkeypatch):
     started = []
 
     def train(run, part, progress):

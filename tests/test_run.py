@@ -245,7 +245,7 @@ def test_segments_of_any_length_give_the_same_numbers(script, env, monkeypatch):
 # -- Kills -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_killed_again_and_again_ends_as_if_nothing_had_happened(script, undisturbed, folder):
+def test_a_run_killed_again_and_again_ends_as_if_undisturbed(script, undisturbed, folder):
     reference = undisturbed[2]
     directory = folder / directory_of(script, "killed")
     moments = np.random.default_rng(0)

@@ -61,7 +61,7 @@ def test_evaluation_in_batches_of_episodes_where_memory_is_short(monkeypatch):
     ("eval_every", "iterations"),
     [("auto", range(0, 41, 2)), ("0", [40]), ("300", [0, 10, 19, 29, 38, 40]), ("1", range(41)), ("1e9", [0, 40])],
 )
-def test_evaluation_happens_when_it_is_asked_for_and_changes_nothing(eval_every, iterations, undisturbed_ppo):
+def test_evaluation_changes_nothing(eval_every, iterations, undisturbed_ppo):
     """Training, and the evaluation at the end, are bit for bit the same however often it is evaluated before."""
     assert_finished(call("ppo", *small_run("ppo", name="often", eval_every=eval_every)))
     often = directory_of("ppo", "often")
@@ -81,7 +81,7 @@ def test_evaluation_happens_when_it_is_asked_for_and_changes_nothing(eval_every,
     np.testing.assert_array_equal(metrics["eval_episode_return"][:, -1], score)
 
 
-def test_an_evaluation_with_sampled_actions_says_so_and_changes_nothing_else(undisturbed_ppo):
+def test_an_evaluation_with_sampled_actions_says_so(undisturbed_ppo):
     result = call("ppo", *small_run("ppo", name="sampled", eval_sampled=True))
     assert_finished(result)
     assert "\nsampled evaluation of 2 seeds, 2 whole episodes each:\n" in result.stdout
@@ -137,7 +137,7 @@ def evaluations(monkeypatch):
     return iterations
 
 
-def test_each_part_is_evaluated_before_training_and_not_again_when_it_is_resumed(evaluations, undisturbed_ppo):
+def test_each_part_is_evaluated_once_before_training(evaluations, undisturbed_ppo):
     assert_finished(call("ppo", *small_run("ppo", name="parts", lanes_per_batch="1")))
     assert evaluations == 2 * list(range(0, 41, 2))
     directory = directory_of("ppo", "parts")
@@ -152,9 +152,7 @@ def test_each_part_is_evaluated_before_training_and_not_again_when_it_is_resumed
     np.testing.assert_array_equal(after["eval_episode_return"][:, :21], before["eval_episode_return"])
 
 
-def test_a_run_that_is_stopped_before_its_first_checkpoint_is_evaluated_again(
-    evaluations, undisturbed_ppo, monkeypatch
-):
+def test_stopped_before_a_checkpoint_a_run_is_evaluated_again(evaluations, undisturbed_ppo, monkeypatch):
     def stop(*args):
         signal.raise_signal(signal.SIGTERM)
         return evaluate(*args)

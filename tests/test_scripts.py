@@ -233,7 +233,7 @@ def test_exploration_and_environment_follow_the_key(script, env):
 
 
 @each_script
-def test_lanes_with_the_same_key_are_equal_and_lanes_do_not_see_each_other(script, env):
+def test_lanes_do_not_see_each_other(script, env):
     config = config_of(script, env)
     before, after = run_of(config), run(config, SEEDS.at[5].set(SEEDS[3]))
     assert_equal(lane(after, 5), lane(after, 3))
@@ -292,7 +292,7 @@ def test_every_float_field_has_a_range(script):
         ("td3", {"tau": 0.3, "gamma": 0.9, "exploration_noise": 0.3}),
     ],
 )
-def test_a_setting_gives_the_same_numbers_inside_and_outside_of_a_sweep(script, changes):
+def test_a_setting_gives_the_same_numbers_in_a_sweep(script, changes):
     """Bit for bit over an iteration: 1 - 0.2 in double precision on the host is another float32 than on the device."""
     config = config_of(script, ACTIONS[script][0], iterations=1, **changes)
     floats = {name: jnp.float32([value, value]) for name, value in changes.items() if isinstance(value, float)}
@@ -325,7 +325,7 @@ def test_metrics_are_scalars_whatever_the_size_of_the_rollout(script, env):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_returns_are_raw_means_of_whole_episodes_and_nan_without_one(script):
+def test_returns_are_means_of_whole_episodes_or_nan(script):
     """Every episode is 20 steps of reward 100, rewards are normalised; the second of three iterations ends one."""
     config = config_of(script, suffixed(script, "Probe-Hundreds"))
     _, metrics = run(config, SEEDS[:2])
@@ -415,7 +415,7 @@ def test_act_and_value_read_parameters_and_statistics_alone(script, env):
 
 
 @pytest.mark.parametrize("script", [script for script in SCRIPTS if CONTINUOUS in ACTIONS[script]])
-def test_continuous_actions_reach_the_whole_box_and_never_leave_it(script):
+def test_continuous_actions_fill_the_box_and_never_leave_it(script):
     """Parameters a million times too large push every action into a corner; tanh lets them be of either sign."""
     state, obs, answers = policy_of(script, CONTINUOUS)
     assert config_of(script, CONTINUOUS).activation == "tanh"

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_run_after_its_segment_with_all_results_so_far(script, undisturbed, monkeypatch, number):
+def test_a_signal_ends_a_run_after_its_segment(script, undisturbed, monkeypatch, number):
     def append_metrics(metrics, records):
         metrics = append(metrics, records)
         if metrics["episode_return"].shape[1] == 5:
@@ -81,7 +81,7 @@ def test_a_signal_from_outside(script, folder):
 
 
 @one
-def test_a_second_ctrl_c_quits_at_once_also_inside_of_a_long_segment(script, folder):
+def test_a_second_ctrl_c_quits_at_once(script, folder):
     endless = {"ppo": {"num_epochs": 1_000_000}, "dqn": {"steps_per_iteration": 16_000_000}}[script]
     arguments = small_run(script, 2, hidden_sizes=(64, 64), name="long", **endless)
     with Process(path_of(script), *arguments, cwd=folder) as process:

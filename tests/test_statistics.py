@@ -129,7 +129,7 @@ def test_many_seeds_do_not_take_long():
     assert seconds[0] < seconds[1] / 3
 
 
-def test_a_seed_without_a_score_leaves_its_column_without_an_interval():
+def test_a_seed_without_a_score_leaves_no_interval():
     for num_seeds in (20, MANY):
         x = np.random.default_rng(0).normal(size=(num_seeds, 3))
         x[0, 0], x[1, 1] = np.nan, -np.inf  # one diverged, and one has the worst score
@@ -261,7 +261,7 @@ def test_a_run_without_an_episode_has_an_empty_curve(num_iterations):
     assert curve.returns.shape[1] == 0
 
 
-def test_a_seed_whose_returns_are_nan_makes_the_mean_nan_and_leaves_the_others_as_they_are():
+def test_a_seed_of_nan_makes_the_mean_nan_and_no_other_seed():
     episode_return = np.array([[np.nan, np.nan], [3.0, 4.0]])
     curve = learning_curve(np.array([10, 20]), episode_return, np.ones((2, 2), np.int32))
     np.testing.assert_array_equal(curve.returns, episode_return)
@@ -284,7 +284,7 @@ def test_final_return_worked_by_hand():
     np.testing.assert_array_equal(final_return(returns[:, :1], counts[:, :1]), [100, 100, 100])
 
 
-def test_records_are_judged_by_the_algorithms_metrics_and_the_return():
+def test_health_is_judged_by_the_algorithms_metrics():
     """A lane for each case, two iterations, the second without an episode."""
     good = {"num_episodes": [1, 0], "episode_return": [5, np.nan], "episode_length": [1, np.nan], "loss": [1, 2]}
     cases = {

@@ -100,7 +100,7 @@ def same_observation(suite, obs):
 
 
 @each_suite
-def test_the_stream_is_that_of_the_suite_and_a_limit_is_not_an_end(suite):
+def test_the_stream_is_the_suites_and_a_limit_is_not_an_end(suite):
     """Every step of 1,000 is the one that the suite's own interface makes from the same state with the same key."""
     pytest.importorskip({"playground": "mujoco_playground"}.get(suite, suite))
     name, limit = SMALL[suite], LIMITS.get(suite, 40)
@@ -172,7 +172,7 @@ def test_physics_that_is_no_longer_finite_ends_the_episode(suite):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("what", ["obs", "reward"])
-def test_the_guard_leaves_only_finite_numbers_and_changes_no_others(what, bad):
+def test_the_guard_changes_only_numbers_that_are_not_finite(what, bad):
     """Also a metric of the step that failed: its mean over episodes would say that the lane has diverged."""
     obs, reward, metrics = jnp.array([1.0, 2.0]), jnp.float32(3), {"speed": jnp.float32(4), "count": jnp.int32(5)}
     told = guard_physics(obs, reward, jnp.bool_(False), metrics)
@@ -239,7 +239,7 @@ def test_episodes_of_a_period_begin_where_no_other_did(period, num_envs):
     assert len(np.unique(episodes[:, 0])) == 30 * num_envs
 
 
-def test_shorter_episodes_begin_as_the_one_before_at_most_until_the_start_is_renewed():
+def test_a_start_is_repeated_until_it_is_renewed_at_most():
     numbers = np.asarray(numbers_of(period=16, length=4, num_envs=4, num_steps=320))[:-1:4]  # of 80 episodes
     for env in numbers.T:
         counts = np.unique(env, return_counts=True)[1]
@@ -247,7 +247,7 @@ def test_shorter_episodes_begin_as_the_one_before_at_most_until_the_start_is_ren
         assert len(counts) >= 80 / 4
 
 
-def test_starts_of_a_lane_among_others_are_those_of_the_lane_alone():
+def test_starts_of_a_lane_do_not_depend_on_others():
     run = lambda seed: numbers_of(period=6, length=5, num_envs=3, num_steps=100, seed=seed)  # noqa: E731
     together = jax.jit(jax.vmap(run))(jnp.arange(3))
     np.testing.assert_array_equal(together[2], run(2))
@@ -281,7 +281,7 @@ def test_no_start_is_computed_where_none_is_due(period, num_loops):
     assert list(loops_around("random_bits", jaxpr)) == [num_loops]
 
 
-def test_the_state_has_the_fields_of_older_checkpoints_in_their_order():
+def test_a_state_has_the_fields_of_older_checkpoints_in_order():
     """`runner.folder.checkpoint` tells arrays by these names."""
     names = [field.name for field in dataclasses.fields(EnvState)]
     assert names == ["state", "length", "episode_return", "episodes", "starts", "turn", "told"]
@@ -404,7 +404,7 @@ def test_a_long_step_is_traced_once_for_all_programs_and_loops():
 # -- The contract of a suite -------------------------------------------------------------------------------------------
 
 
-def test_a_suite_inherits_that_it_is_not_small_and_cannot_be_drawn(monkeypatch):
+def test_a_suite_says_whether_it_is_small_and_can_be_drawn(monkeypatch):
     monkeypatch.setattr("common.environment.gpu_unroll", lambda: 5)
     suite = Numbers(5)
     assert Environment(suite).unroll == 1
@@ -489,7 +489,7 @@ def test_an_environment_has_one_name(name, expected):
     assert canonical_name(name) == canonical_name(expected) == expected
 
 
-def test_options_reach_the_environment_its_parameters_and_the_limit():
+def test_options_reach_the_environment_and_the_limit():
     assert make_env("CartPole-v1:").max_episode_steps == 500
     assert make_env("DeepSea-bsuite:size=5").obs_shape == (5, 5)
     assert make_env("CartPole-v1:gravity=1.5").suite.params.gravity == 1.5
@@ -521,7 +521,7 @@ def test_parameters_that_follow_from_others_are_derived(options, whole):
 
 
 @pytest.mark.parametrize("name", ["Craftax-Classic-Symbolic-v1", "Craftax-Symbolic-v1"])
-def test_achievements_are_those_of_the_state_whether_craftax_ends_the_episode_or_a_limit(name, monkeypatch):
+def test_achievements_are_those_of_the_state_whatever_ends(name, monkeypatch):
     pytest.importorskip("craftax")
     suite, key = make_env(f"craftax/{name}").suite, jax.random.key(0)
     _, shapes = jax.eval_shape(suite.reset, key)
@@ -538,7 +538,7 @@ def test_achievements_are_those_of_the_state_whether_craftax_ends_the_episode_or
 
 
 @pytest.mark.parametrize("limit", [40, 1000])
-def test_a_reward_that_falls_with_time_falls_by_the_limit_that_is_set(limit):
+def test_a_reward_falls_by_the_limit_that_is_set(limit):
     """XLand-MiniGrid pays 1 - 0.9 steps / limit, also where the limit is above the suite's own, here 100."""
     pytest.importorskip("xminigrid")
     env = make_env(f"xminigrid/MiniGrid-Empty-5x5:max_episode_steps={limit}")
@@ -565,7 +565,7 @@ def test_a_reward_that_falls_with_time_falls_by_the_limit_that_is_set(limit):
         ("navix/Navix-Empty-5x5-v0", lambda suite: suite.env.max_steps),
     ],
 )
-def test_a_suite_whose_observations_or_rewards_may_depend_on_the_limit_is_told_it(name, limit_of):
+def test_a_suite_that_depends_on_the_limit_is_told_it(name, limit_of):
     pytest.importorskip("navix" if name.startswith("navix") else "gymnax")
     env = make_env(f"{name}:max_episode_steps=1234")
     assert (env.max_episode_steps, limit_of(env.suite)) == (1234, 1234)
@@ -602,7 +602,7 @@ def broken(tmp_path, monkeypatch):
         ("halved", "cannot be imported: ZeroDivisionError: division by zero ({}, line 3)"),
     ],
 )
-def test_a_suite_that_cannot_be_imported_is_one_line_and_the_list_goes_on(suite, message, broken):
+def test_a_suite_that_cannot_be_imported_is_one_line(suite, message, broken):
     message = message.format(broken / f"{suite}.py")
     with pytest.raises(ValueError, match="cannot be imported") as error:
         make_env(f"{suite}/thing")

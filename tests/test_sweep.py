@@ -152,7 +152,7 @@ def test_values_that_differ_are_not_refused(sweep, num_samples):
     check_distinct(read_axes([sweep], num_samples, Config()))
 
 
-def test_values_are_shown_with_four_digits_or_with_as_many_as_tell_them_apart():
+def test_values_have_four_digits_or_those_that_tell_them_apart():
     settings = settings_of("learning-rate=log:1e-4:1e-2:4", "gamma=0.99,0.990001")
     experiment = Experiment("script.py", None, Config(), Options(), settings)
     names = [experiment.name_setting(index) for index in range(8)]
@@ -187,7 +187,7 @@ in_folder = pytest.mark.usefixtures("folder")
 
 
 @in_folder
-def test_a_sweep_trains_every_setting_with_every_seed_in_one_program(monkeypatch):
+def test_a_sweep_trains_every_setting_with_every_seed(monkeypatch):
     script, rate = "ppo", "learning_rate"
     compiled, count = runner.machine.programs.compile_segment, []
     monkeypatch.setattr(runner.machine.programs, "compile_segment", lambda *args: count.append(args) or compiled(*args))
@@ -276,7 +276,7 @@ def test_a_setting_that_diverges_comes_last_and_is_named():
 
 
 @in_folder
-def test_a_sweep_without_evaluation_has_the_training_returns_by_which_it_is_ranked():
+def test_a_sweep_without_evaluation_is_ranked_by_training_return():
     env = "CartPole-v1:max_episode_steps=20"  # so that episodes end in the last tenth
     run = small_run("ppo", env=env, name="sweep", eval_episodes=0)
     result = call("ppo", *run, "--sweep", "learning-rate=1e-5,1e-2,3e-2")

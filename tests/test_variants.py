@@ -216,7 +216,7 @@ CHAIN = {
 }
 
 
-def test_the_first_observation_is_recalled_also_in_the_evaluation(folder):
+def test_the_first_observation_is_recalled_in_evaluation_too(folder):
     """MemoryChain pays 1 for the action that its first observation names, else -1, three steps later."""
     returns = evaluated("ppo_rnn", folder, **CHAIN, memory_size=16)
     np.testing.assert_array_equal(returns, 1.0)

@@ -101,7 +101,7 @@ def test_wandb_that_is_not_installed(script, mode, folder, monkeypatch):
     ],
     ids=lambda x: " ".join(x)[:60] if isinstance(x, list) else "",
 )
-def test_options_of_wandb_that_cannot_be_used_are_refused_before_a_folder_is_made(words, message, folder):
+def test_wandb_options_are_refused_before_a_folder_is_made(words, message, folder):
     assert_refused(call("ppo", *small_run("ppo"), *words), message)
     assert contents(folder) == {}
 
@@ -147,7 +147,7 @@ def test_wandb_tells_algorithms_options_and_settings_apart(script, monkeypatch):
         assert kwargs["config"].items() >= expected.items()
 
 
-def test_wandb_gets_the_evaluations_of_all_parts_in_the_order_of_their_env_steps(monkeypatch):
+def test_wandb_gets_evaluations_in_the_order_of_env_steps(monkeypatch):
     """Its steps may not go back."""
     import wandb
 
