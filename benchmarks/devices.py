@@ -26,7 +26,7 @@ import numpy as np
 from jax.profiler import ProfileData
 
 from ppo import Config, make
-from runner.machine.devices import compile_init, compile_segment, make_placement
+from runner.devices.lanes import compile_init, compile_segment, make_placement
 
 SETTINGS = {"env": "CartPole-v1", "num_envs": 1024, "num_steps": 32, "num_epochs": 4, "num_minibatches": 4}
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")

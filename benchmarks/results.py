@@ -44,10 +44,10 @@ import hidden_velocity  # noqa: E402, F401  # registers its environments
 
 from common.environment import make_env  # noqa: E402
 from common.presets import preset  # noqa: E402
-from runner.ask.cli import to_flags  # noqa: E402
-from runner.machine.evaluation import episode_limit, evaluate  # noqa: E402
-from runner.tell.plots import style  # noqa: E402
-from runner.tell.statistics import (  # noqa: E402
+from runner.cli.parse import to_flags  # noqa: E402
+from runner.devices.evaluation import episode_limit, evaluate  # noqa: E402
+from runner.report.plots import style  # noqa: E402
+from runner.report.statistics import (  # noqa: E402
     aggregate_iqm,
     bootstrap_interval,
     confidence_interval,

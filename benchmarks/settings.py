@@ -19,8 +19,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from results import FOLDER, ROOT, Pair, call, make_config, read, with_table
 
-from runner.tell.plots import style
-from runner.tell.statistics import summarize
+from runner.report.plots import style
+from runner.report.statistics import summarize
 
 RAW = FOLDER / "results" / "settings.json"
 BEGIN = "<!-- made by benchmarks/settings.py -->"

@@ -37,7 +37,7 @@ from matplotlib.ticker import EngFormatter
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
 
-from runner.tell.plots import style  # noqa: E402
+from runner.report.plots import style  # noqa: E402
 
 COLORS = {"ours": "#0072B2", "PureJaxRL": "#CC79A7", "Rejax": "#E69F00"}  # of the picture; Okabe and Ito
 COLUMNS = {

@@ -49,10 +49,10 @@ from PIL import Image
 import ppo
 from common.environment import make_env
 from common.presets import preset
-from runner.machine.evaluation import greedy_policy
+from runner.devices.evaluation import greedy_policy
 from runner.render import play_episode
-from runner.tell import statistics
-from runner.tell.plots import style
+from runner.report import statistics
+from runner.report.plots import style
 
 # %% [markdown]
 # ## The settings

@@ -1,13 +1,15 @@
 """The command line of the scripts, which import nothing of it but `run`, in their last lines; a copy needs none of it.
 
-Rooms, from the ground up; a module imports from its own room and from those before it:
-    ask/         the options of a run, their command line, sweeps
+Layers, from the lowest up; a module imports from its own layer and from those before it:
+    cli/         the options of a run, their command line, sweeps
     experiment   the lanes of a run, their parts, progress and results
-    machine/     devices, compiled programs, memory, hosts, evaluation, signals
-    folder/      the files of a run: lock, record, metrics, checkpoint, and `load`
-    tell/        progress, statistics, the report with its plots, wandb
+    devices/     lanes on devices, compiled programs, memory, hosts, evaluation, signals
+    files/       the files of a run: lock, record, metrics, checkpoint, and `load`
+    report/      progress, statistics, tables and plots of results, wandb
     training     segments of training, with evaluation and saving between them
     main         a whole run
     render       an episode as an animation
     compare/     runs side by side
 """
+
+from runner.files.load import load  # noqa: F401  # `from runner import load`

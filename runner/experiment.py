@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from runner.ask.options import Options
-from runner.ask.sweep import short_texts
+from runner.cli.options import Options
+from runner.cli.sweep import short_texts
 
 EVAL_STEPS, EVAL_METRICS = "eval_env_steps", ("eval_episode_return", "eval_episode_length")
 MAX_NAMES = 20  # lanes in a list

@@ -12,22 +12,22 @@ from typing import Any, NoReturn
 import jax
 
 from common.presets import check_preset_name, find_preset
-from runner.ask.cli import check_unchanged, fail, look_ahead, parse, read_words
-from runner.ask.options import PRECISIONS, Options
-from runner.ask.sweep import check_distinct, count_settings, make_settings, read_axes
+from runner.cli.options import PRECISIONS, Options
+from runner.cli.parse import check_unchanged, fail, look_ahead, parse, read_words
+from runner.cli.sweep import check_distinct, count_settings, make_settings, read_axes
+from runner.devices import hosts
+from runner.devices.imports import import_gymnax, keep_programs
+from runner.devices.lanes import strong
+from runner.devices.memory import check_memory
+from runner.devices.programs import check_scalars
+from runner.devices.stop import StopSignal
 from runner.experiment import Experiment, Part, Result, join_results
-from runner.folder.claim import claimed_folder, describe_saved
-from runner.folder.files import write_metrics
-from runner.folder.record import Record, check_parts, read_config, read_options, read_record
-from runner.machine import hosts
-from runner.machine.devices import strong
-from runner.machine.imports import import_gymnax, keep_programs
-from runner.machine.memory import check_memory
-from runner.machine.programs import check_scalars
-from runner.machine.stop import StopSignal
-from runner.tell.progress import lasting_output
-from runner.tell.timing import Timing
-from runner.tell.tracking import check_wandb
+from runner.files.claim import claimed_folder, describe_saved
+from runner.files.record import Record, check_parts, read_config, read_options, read_record
+from runner.files.store import write_metrics
+from runner.report.progress import lasting_output
+from runner.report.timing import Timing
+from runner.report.tracking import check_wandb
 from runner.training import Run
 
 
@@ -164,7 +164,7 @@ def conclude(run: Run, results: dict[Part, Result]) -> None:
     """Join the results of all parts and report; process 0 does it for all. `results`: of the parts of this process."""
     experiment, directory = run.experiment, run.directory
     with run.timing.measure("reporting"):
-        from runner.tell.report import report  # a second of imports, which training need not wait for
+        from runner.report.results import report  # a second of imports, which training need not wait for
 
     if absent := hosts.wait_for_all():
         who = "process " + ", ".join(map(str, absent))

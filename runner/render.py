@@ -12,11 +12,11 @@ import numpy as np
 import tyro
 
 from common.environment import Environment, make_env
-from runner.ask.cli import fail, registry
-from runner.folder.load import load
-from runner.machine.devices import to_host
-from runner.machine.evaluation import greedy_policy
-from runner.tell.progress import SECONDS_BETWEEN_LINES
+from runner.cli.parse import fail, registry
+from runner.devices.evaluation import greedy_policy
+from runner.devices.lanes import to_host
+from runner.files.load import load
+from runner.report.progress import SECONDS_BETWEEN_LINES
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from runner.devices.evaluation import evaluated_iterations
+from runner.devices.memory import divide_lanes, num_bytes
+from runner.devices.programs import Programs
+from runner.devices.stop import StopSignal
 from runner.experiment import (
     EVAL_METRICS,
     EVAL_STEPS,
@@ -20,16 +24,12 @@ from runner.experiment import (
     append_evaluation,
     append_metrics,
 )
-from runner.folder import checkpoint, files
-from runner.folder.claim import discard
-from runner.folder.record import write_record
-from runner.machine.evaluation import evaluated_iterations
-from runner.machine.memory import divide_lanes, num_bytes
-from runner.machine.programs import Programs
-from runner.machine.stop import StopSignal
-from runner.tell.progress import ProgressDisplay, print_header
-from runner.tell.timing import Timing
-from runner.tell.tracking import Tracker, with_health
+from runner.files import checkpoint, store
+from runner.files.claim import discard
+from runner.files.record import write_record
+from runner.report.progress import ProgressDisplay, print_header
+from runner.report.timing import Timing
+from runner.report.tracking import Tracker, with_health
 
 SECONDS_PER_SEGMENT = 1.0  # target duration of a segment
 
@@ -70,7 +70,7 @@ class Run:
 
     def folder_of(self, part: Part) -> Path:
         """The folder of the checkpoint and the metrics of a part."""
-        return files.part_folder(self.directory, self.parts, part)
+        return store.part_folder(self.directory, self.parts, part)
 
     def train_parts(self) -> dict[Part, Result]:
         """Train and evaluate the parts of this process."""
@@ -82,7 +82,7 @@ class Run:
             if progress.iteration > 0:
                 results[part] = self.finish(part, progress)
                 if jax.process_count() > 1:
-                    files.write_arrays(self.folder_of(part) / files.EVALUATION, results[part].scores)
+                    store.write_arrays(self.folder_of(part) / store.EVALUATION, results[part].scores)
             if self.stop.received:
                 break
             del progress  # its state would share the memory with that of the next part
@@ -93,7 +93,7 @@ class Run:
 
         The record is written when the checkpoint has been read: a run that cannot be resumed stays as it is.
         """
-        path, options = self.folder_of(part) / files.CHECKPOINT, self.experiment.options
+        path, options = self.folder_of(part) / store.CHECKPOINT, self.experiment.options
         iteration = checkpoint.read_iteration(path) if options.resume else None
         settings, keys = self.programs.inputs(part)
         if iteration is None:
@@ -103,7 +103,7 @@ class Run:
         spread = lambda x: jax.ShapeDtypeStruct((part.num_lanes, *x.shape), x.dtype)  # noqa: E731
         state = checkpoint.restore(path, jax.tree.map(spread, self.abstract_state), self.programs.state)
         steps, lanes = self.experiment.env_steps(iteration), self.experiment.lanes_of(part)
-        metrics, evaluations = files.read_metrics(path.parent, steps, lanes)
+        metrics, evaluations = store.read_metrics(path.parent, steps, lanes)
         if getattr(self.abstract_state, "buffer", None) is not None and state.buffer is None:
             print("the checkpoint has no replay buffer: it is filled again with random transitions", flush=True)
             state = state.replace(buffer=self.programs.refill(part))
@@ -146,7 +146,7 @@ class Run:
     def save(self, part: Part, progress: Progress) -> None:
         """Write metrics and checkpoint. Metrics come first: a checkpoint never has iterations without metrics."""
         self.write_metrics(part, progress)
-        state, path = progress.state, self.folder_of(part) / files.CHECKPOINT
+        state, path = progress.state, self.folder_of(part) / store.CHECKPOINT
         if not self.experiment.options.checkpoint_buffer and hasattr(state, "buffer"):
             state = state.replace(buffer=None)
         with self.timing.measure("saving"):
@@ -156,7 +156,7 @@ class Run:
         """Write metrics.npz of a part."""
         env_steps, lanes = self.experiment.env_steps(progress.iteration), self.experiment.lanes_of(part)
         with self.timing.measure("saving"):
-            files.write_metrics(self.folder_of(part), env_steps, lanes, progress.metrics, progress.evaluations)
+            store.write_metrics(self.folder_of(part), env_steps, lanes, progress.metrics, progress.evaluations)
 
     def evaluate(self, part: Part, progress: Progress) -> dict[str, np.ndarray]:
         """Scores of the lanes, [num_lanes] each; empty, with a warning, if the evaluation fails."""
@@ -195,4 +195,4 @@ class Run:
         """The result written by another process."""
         path, lanes = self.folder_of(part), self.experiment.lanes_of(part)
         env_steps = self.experiment.env_steps(self.experiment.config.num_iterations)
-        return Result(*files.read_metrics(path, env_steps, lanes), files.read_evaluation(path))
+        return Result(*store.read_metrics(path, env_steps, lanes), store.read_evaluation(path))

@@ -23,9 +23,8 @@ import numpy as np
 
 from common.environment import clear_episodes
 from common.presets import read_presets
-from runner.folder import checkpoint
-from runner.folder import files as run_folder
-from runner.folder.record import read_config, read_record
+from runner.files import checkpoint, store
+from runner.files.record import read_config, read_record
 from runner.main import run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -198,7 +197,7 @@ def step_and_record(env, keys, env_state, action):
 
 def saved_iteration(directory: Path) -> int:
     """Iteration of the checkpoint in the folder of a run, 0 without one."""
-    return checkpoint.read_iteration(directory / run_folder.CHECKPOINT) or 0
+    return checkpoint.read_iteration(directory / store.CHECKPOINT) or 0
 
 
 def path_of(script: str) -> str:
@@ -266,7 +265,7 @@ def saved_state(directory: Path) -> tuple[int, dict[str, np.ndarray]]:
     algorithm = module.make(read_config(record, module.Config))
     keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((record.parts[-1].stop,), "uint32"))
     abstract_state = jax.eval_shape(jax.vmap(algorithm.init), keys)
-    path = directory / run_folder.CHECKPOINT
+    path = directory / store.CHECKPOINT
     return checkpoint.read_iteration(path), named_leaves(checkpoint.restore(path, abstract_state))
 
 

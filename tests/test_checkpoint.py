@@ -1,4 +1,4 @@
-"""runner/folder/checkpoint.py: what is restored is bit by bit what was saved, or an error that names the checkpoint."""
+"""runner/files/checkpoint.py: what is restored is bit by bit what was saved, or an error that names the checkpoint."""
 
 import os
 import resource
@@ -17,10 +17,10 @@ from helpers import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.folder import tensors
-from runner.folder.checkpoint import read_iteration, restore, restore_policy, save
-from runner.folder.load import import_script
-from runner.machine.devices import make_placement
+from runner.devices.lanes import make_placement
+from runner.files import tensors
+from runner.files.checkpoint import read_iteration, restore, restore_policy, save
+from runner.files.load import import_script
 
 NUM_LANES = 3
 
@@ -179,8 +179,8 @@ import sys
 from pathlib import Path
 import jax
 import test_checkpoint
-from runner.folder.checkpoint import save
-from runner.machine.devices import make_placement, to_host
+from runner.files.checkpoint import save
+from runner.devices.lanes import make_placement, to_host
 placement = make_placement(test_checkpoint.NUM_LANES, 99)
 state = placement.place(test_checkpoint.make_state())
 save(Path(sys.argv[1]), 7, to_host(state, test_checkpoint.NUM_LANES))
@@ -225,8 +225,8 @@ MEMORY = """
 import sys, threading, time
 from pathlib import Path
 import jax, jax.numpy as jnp, numpy as np
-from runner.folder.checkpoint import restore, save
-from runner.machine.devices import make_placement
+from runner.files.checkpoint import restore, save
+from runner.devices.lanes import make_placement
 
 def anonymous():
     return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))

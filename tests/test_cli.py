@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import pytest
 from helpers import ENVS, ROOT, SCRIPTS, call, capture, presets
 
-from runner.ask.options import Options
+from runner.cli.options import Options
 from runner.experiment import Experiment
 from runner.main import ask
-from runner.tell.progress import print_header
+from runner.report.progress import print_header
 
 
 @pytest.fixture(params=SCRIPTS)

@@ -24,8 +24,8 @@ from runner.compare import labels as compare_labels
 from runner.compare import plots as compare_plots
 from runner.compare.comparison import MAX_LINES
 from runner.compare.notes import FEW_SEEDS
-from runner.tell import statistics
-from runner.tell.statistics import aggregate_iqm, iqm, performance_profile, probability_of_improvement
+from runner.report import statistics
+from runner.report.statistics import aggregate_iqm, iqm, performance_profile, probability_of_improvement
 
 scores_of_seeds = hnp.arrays(np.float64, st.integers(1, 20), elements=st.integers(-5, 5))  # with many ties
 

@@ -7,7 +7,7 @@ import pytest
 from helpers import ITERATIONS, call, execute, path_of, saved_metrics
 from runs import assert_refused, contents, one
 
-from runner.folder import files as run_folder
+from runner.files import store
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -85,16 +85,16 @@ def test_metrics_of_another_run(script, finished):
 @pytest.mark.parametrize("how", ["cut", "empty", "noise", "flipped"])
 @one
 def test_a_damaged_checkpoint(script, how, finished):
-    damage(finished / run_folder.CHECKPOINT, how)
+    damage(finished / store.CHECKPOINT, how)
     before = contents(finished)
-    assert_refused(call(script, "--resume", str(finished)), finished / run_folder.CHECKPOINT)
+    assert_refused(call(script, "--resume", str(finished)), finished / store.CHECKPOINT)
     assert contents(finished) == before
 
 
 @one
 def test_a_damaged_checkpoint_in_a_process_of_its_own(script, finished, tmp_path):
-    damage(finished / run_folder.CHECKPOINT, "flipped")
-    assert_refused(execute(path_of(script), "--resume", str(finished), cwd=tmp_path), finished / run_folder.CHECKPOINT)
+    damage(finished / store.CHECKPOINT, "flipped")
+    assert_refused(execute(path_of(script), "--resume", str(finished), cwd=tmp_path), finished / store.CHECKPOINT)
 
 
 def damage(path, how):

@@ -12,11 +12,11 @@ from gymnax.environments.classic_control.cartpole import CartPole
 from helpers import call, differences, saved_metrics, saved_state, small_run
 from runs import CASES, FILES, FakeRun, assert_finished, assert_refused, contents, directory_of, one
 
-import runner.folder.claim
-import runner.folder.record
-import runner.machine.programs
+import runner.devices.programs
+import runner.files.claim
+import runner.files.record
 import runner.main
-import runner.tell.report
+import runner.report.results
 import runner.training
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -49,10 +49,10 @@ def test_a_lane_that_diverges_leaves_the_others_as_they_were(script, monkeypatch
         init = compiled(*args)
         return poisoned
 
-    compiled = runner.machine.programs.compile_init
+    compiled = runner.devices.programs.compile_init
     arguments = small_run(script, 12, num_seeds=3, eval_episodes=0)
     assert_finished(call(script, *arguments, "--name", "healthy"))
-    monkeypatch.setattr(runner.machine.programs, "compile_init", compile_init)
+    monkeypatch.setattr(runner.devices.programs, "compile_init", compile_init)
     assert_finished(call(script, *arguments, "--name", "ill"))
 
     healthy, ill = directory_of(script, "healthy"), directory_of(script, "ill")

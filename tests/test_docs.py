@@ -19,7 +19,7 @@ from matplotlib import pyplot
 from common.suites import suites
 from docs.relink import LINK, pages, relink
 from runner import render
-from runner.ask.sweep import read_axes
+from runner.cli.sweep import read_axes
 from runner.compare import __main__ as compare
 from runner.main import ask
 

@@ -1,4 +1,4 @@
-"""runner/machine/evaluation.py: whole episodes, each environment giving exactly one."""
+"""runner/devices/evaluation.py: whole episodes, each environment giving exactly one."""
 
 import functools
 import importlib
@@ -14,7 +14,7 @@ from gymnax.environments import environment, spaces
 from helpers import ENVS, small_config
 
 from common.environment import make_env
-from runner.machine.evaluation import STEPS_PER_CHECK, episode_limit, evaluate, greedy_policy, sampled_policy
+from runner.devices.evaluation import STEPS_PER_CHECK, episode_limit, evaluate, greedy_policy, sampled_policy
 
 LIMIT = 5
 MAX_STEPS = 10_000  # of an evaluation, where the environment names no limit

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.environment import make_env
-from runner.ask.options import Options
+from runner.cli.options import Options
+from runner.devices.evaluation import auto_evaluations, evaluated_iterations
 from runner.experiment import EVAL_METRICS, Experiment, Result, append_evaluation, join_results, until
-from runner.machine.evaluation import auto_evaluations, evaluated_iterations
 
 
 @pytest.fixture(autouse=True)

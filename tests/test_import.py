@@ -11,7 +11,7 @@ import pytest
 from helpers import ROOT, SCRIPTS
 
 from common import NUM_CORES, cpu_quota
-from runner.machine.imports import keep_programs
+from runner.devices.imports import keep_programs
 
 
 def python(code, **environment):
@@ -107,7 +107,7 @@ print([name for name in ["gymnax", "matplotlib", "scipy.stats", "wandb"] if name
 
 DRAWN = """
 import sys
-from runner.machine.imports import import_gymnax
+from runner.devices.imports import import_gymnax
 import_gymnax()
 print([name for name in ["pandas", "seaborn", "matplotlib.pyplot"] if name in sys.modules])
 from gymnax.environments.misc import pong

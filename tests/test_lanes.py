@@ -27,13 +27,13 @@ from helpers import (
     small_run,
 )
 
-import runner.machine.devices
-import runner.machine.memory
-import runner.machine.programs
+import runner.devices.lanes
+import runner.devices.memory
+import runner.devices.programs
 from common.buffer import draw_rows, init_buffer
 from common.random import shuffle_epochs
-from runner.folder.load import load
-from runner.machine.devices import compile_init, compile_segment, make_placement, to_host
+from runner.devices.lanes import compile_init, compile_segment, make_placement, to_host
+from runner.files.load import load
 
 SAME = ("runs", "ppo", "CartPole-v1")
 
@@ -118,7 +118,7 @@ def test_every_lane_has_its_own_setting_state_and_records(num_lanes, num_devices
 def test_lanes_with_large_states_are_trained_together(monkeypatch):
     """Their states are not worth copying, and the padding of the groups stays."""
     assert make_placement(17, 1).num_groups == 3
-    monkeypatch.setattr(runner.machine.devices, "COPIED_BYTES", 0)
+    monkeypatch.setattr(runner.devices.lanes, "COPIED_BYTES", 0)
     test_every_lane_has_its_own_setting_state_and_records(17, 1)
 
 
@@ -280,8 +280,8 @@ def test_lanes_are_evaluated_in_their_groups(monkeypatch):
     """Three lanes have the same scores in one group and in three."""
     arguments = small_run("ppo", 2, num_seeds=3, devices=1, eval_every="1")
     assert call("ppo", *arguments, "--name", "together").status == 0
-    monkeypatch.setattr(runner.machine.devices, "CACHED_LANES", 1)
-    monkeypatch.setattr(runner.machine.devices, "COPIED_BYTES", 0)  # training stays as it was
+    monkeypatch.setattr(runner.devices.lanes, "CACHED_LANES", 1)
+    monkeypatch.setattr(runner.devices.lanes, "COPIED_BYTES", 0)  # training stays as it was
     assert call("ppo", *arguments, "--name", "groups").status == 0
     together, groups = (saved_metrics(Path(*SAME, name)) for name in ("together", "groups"))
     assert all(together[name].tobytes() == groups[name].tobytes() for name in together)
@@ -292,7 +292,7 @@ def test_batches_are_resumed_where_they_stopped(monkeypatch, folder):
     arguments = small_run("ppo", num_seeds=4, eval_episodes=0, checkpoint_every=0.0)  # a segment per iteration
     assert call("ppo", *arguments, "--name", "whole", "--lanes-per-batch", "3").status == 0
 
-    compiled, calls = runner.machine.programs.compile_segment, []
+    compiled, calls = runner.devices.programs.compile_segment, []
 
     def compile_segment(*args):
         segment = compiled(*args)
@@ -306,7 +306,7 @@ def test_batches_are_resumed_where_they_stopped(monkeypatch, folder):
         watched.memory_analysis = segment.memory_analysis
         return watched
 
-    monkeypatch.setattr(runner.machine.programs, "compile_segment", compile_segment)
+    monkeypatch.setattr(runner.devices.programs, "compile_segment", compile_segment)
     result = call("ppo", *arguments, "--name", "stopped", "--lanes-per-batch", "3")
     assert result.status == 128 + signal.SIGTERM
     assert len(calls) == 50
@@ -325,7 +325,7 @@ def test_auto_divides_what_does_not_fit(monkeypatch):
     result = call("ppo", *arguments, "--name", "whole")
     assert result.stdout.count("compiled in") == 1
     program = compile_small(4)
-    monkeypatch.setattr(runner.machine.memory, "available_bytes", lambda num_devices: int(0.8 * program))
+    monkeypatch.setattr(runner.devices.memory, "available_bytes", lambda num_devices: int(0.8 * program))
     result = call("ppo", *arguments, "--name", "small")
     assert result.status == 0, result
     assert "\nlanes 0 to 1 of 4\n" in result.stdout
@@ -336,12 +336,12 @@ def test_auto_divides_what_does_not_fit(monkeypatch):
     assert result.stderr == "error: 4 lanes take 1.25 times the memory; lower --lanes-per-batch\n"
     assert not Path(*SAME, "four").exists()
 
-    monkeypatch.setattr(runner.machine.memory, "available_bytes", lambda num_devices: int(0.9 * compile_small(1)))
+    monkeypatch.setattr(runner.devices.memory, "available_bytes", lambda num_devices: int(0.9 * compile_small(1)))
     result = call("ppo", *arguments, "--name", "one")
     assert result.status == 2
     assert result.stderr == "error: one lane takes 1.11 times the memory; lower --num-envs (or --buffer-size)\n"
 
-    monkeypatch.setattr(runner.machine.memory, "available_bytes", lambda num_devices: 100)
+    monkeypatch.setattr(runner.devices.memory, "available_bytes", lambda num_devices: 100)
     result = call("ppo", *arguments, "--name", "tiny")
     assert result.status == 2
     assert re.search(r"the state of 1 lane takes [\d.]+ KiB and the memory is 100 B; lower --num-envs", result.stderr)
@@ -357,7 +357,7 @@ def compile_small(num_lanes):
     keys = lanes.place(jax.vmap(jax.random.key)(np.arange(num_lanes)))
     with jax.numpy_rank_promotion("allow"):
         state = compile_init(lambda _: algorithm, lanes, {})({}, keys)
-        return runner.machine.memory.program_bytes(compile_segment(lambda _: algorithm, lanes, {}, state, capacity=40))
+        return runner.devices.memory.program_bytes(compile_segment(lambda _: algorithm, lanes, {}, state, capacity=40))
 
 
 @pytest.mark.parametrize(
@@ -383,12 +383,12 @@ def test_the_memory_of_a_container_is_its_limit(files, expected, tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert runner.machine.memory.host_bytes(tmp_path) == (expected or machine)
+    assert runner.devices.memory.host_bytes(tmp_path) == (expected or machine)
 
 
 def test_the_memory_is_no_more_than_ulimit_allows(monkeypatch, tmp_path):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (5_000_000, resource.RLIM_INFINITY))
-    assert runner.machine.memory.host_bytes(tmp_path) == 5_000_000
+    assert runner.devices.memory.host_bytes(tmp_path) == 5_000_000
 
 
 @pytest.mark.parametrize(
@@ -402,8 +402,8 @@ def test_memory_that_runs_out_names_the_flag(error, monkeypatch):
         segment.memory_analysis = compiled(*args).memory_analysis
         return segment
 
-    compiled = runner.machine.programs.compile_segment
-    monkeypatch.setattr(runner.machine.programs, "compile_segment", compile_segment)
+    compiled = runner.devices.programs.compile_segment
+    monkeypatch.setattr(runner.devices.programs, "compile_segment", compile_segment)
     result = call("ppo", *small_run("ppo", num_seeds=3))
     assert result.status == 1
     assert result.stderr == (
@@ -416,8 +416,8 @@ def test_memory_that_runs_out_names_the_flag(error, monkeypatch):
 # Patience that suits a test; otherwise what `python ppo.py` does.
 IMPATIENT = """
 import sys, runpy
-import runner.machine.hosts
-runner.machine.hosts.PATIENCE, runner.machine.hosts.HEARTBEAT = {patience}, 10
+import runner.devices.hosts
+runner.devices.hosts.PATIENCE, runner.devices.hosts.HEARTBEAT = {patience}, 10
 sys.argv[0] = {path!r}
 runpy.run_path({path!r}, run_name="__main__")
 """

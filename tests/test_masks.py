@@ -15,7 +15,7 @@ from helpers import rank_promotion, step_and_record
 from common.environment import Environment, make_env
 from common.spaces import choose_legal, draw_choices, forbid_illegal
 from common.suites import Suite
-from runner.machine.evaluation import evaluate, greedy_policy
+from runner.devices.evaluation import evaluate, greedy_policy
 from runner.render import play_episode
 
 LIMIT = 20

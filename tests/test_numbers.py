@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import ROOT
 
-from runner.tell.statistics import confidence_interval, iqm
+from runner.report.statistics import confidence_interval, iqm
 
 RESULTS = ROOT / "benchmarks" / "results"
 

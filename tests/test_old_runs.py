@@ -19,7 +19,7 @@ from helpers import call, capture, saved_metrics
 from common.environment import make_env
 from runner import render
 from runner.compare import __main__ as compare
-from runner.folder.load import load
+from runner.files.load import load
 
 OLD = Path(__file__).parent / "old_runs" / "ppo"
 

@@ -11,14 +11,13 @@ import pytest
 from helpers import call, capture, flags, path_of, run_differences, saved_state, small_run
 from runs import FILES, OFTEN, assert_finished, assert_refused, directory_of, one
 
-import runner.folder.claim
-import runner.folder.record
-import runner.machine.programs
+import runner.devices.programs
+import runner.files.claim
+import runner.files.record
 import runner.main
-import runner.tell.report
+import runner.report.results
 import runner.training
-from runner.folder import checkpoint
-from runner.folder import files as run_folder
+from runner.files import checkpoint, store
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -105,7 +104,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run(script, name, undisturbed, m
         return write(*args, **kwargs)
 
     calls = []
-    module, function = (checkpoint, "save") if name == "checkpoint.save" else (run_folder, "write_metrics")
+    module, function = (checkpoint, "save") if name == "checkpoint.save" else (store, "write_metrics")
     write = getattr(module, function)
     monkeypatch.setattr(module, function, full)
     result = call(script, *small_run(script, name="full"), *OFTEN)
@@ -133,8 +132,8 @@ def test_a_disk_that_is_full_before_anything_is_saved(function, left, hint, undi
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_folder, function, full)
-        patch.setattr(runner.folder.record, "write_json", run_folder.write_json)
+        patch.setattr(store, function, full)
+        patch.setattr(runner.files.record, "write_json", store.write_json)
         result = call("ppo", *small_run("ppo", name="full"))
     directory = directory_of("ppo", "full")
     assert_refused(result, f"error: cannot save: [Errno 28] No space left on device; {hint.format(directory)}\n")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import SCRIPTS, small_config
 
-from runner.machine.devices import make_placement, make_segment, strong
+from runner.devices.lanes import make_placement, make_segment, strong
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 

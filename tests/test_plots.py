@@ -1,4 +1,4 @@
-"""runner/tell/plots.py: what the picture of one setting shows."""
+"""runner/report/plots.py: what the picture of one setting shows."""
 
 import warnings
 
@@ -7,9 +7,9 @@ import pytest
 from matplotlib import image
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from runner.tell import plots
-from runner.tell.plots import plot_curve, plot_metrics, plot_sweep
-from runner.tell.statistics import Curve
+from runner.report import plots
+from runner.report.plots import plot_curve, plot_metrics, plot_sweep
+from runner.report.statistics import Curve
 
 STEPS = np.arange(1, 21) * 1000
 

@@ -12,14 +12,14 @@ import pytest
 from helpers import ENVS, SCRIPTS, call, execute, flags, path_of, small_config, small_run
 from runs import FILES, assert_finished, assert_refused, contents, directory_of, one
 
-import runner.folder.claim
-import runner.folder.record
-import runner.machine.programs
+import runner.devices.programs
+import runner.files.claim
+import runner.files.record
 import runner.main
-import runner.tell.report
+import runner.report.results
 import runner.training
-from runner.ask.options import Options
-from runner.folder.claim import claimed_folder
+from runner.cli.options import Options
+from runner.files.claim import claimed_folder
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -246,7 +246,7 @@ def test_two_runs_may_start_in_the_same_second(script, folder, monkeypatch):
         def now(cls, tz=None):
             return cls(2026, 1, 2, 3, 4, 5)
 
-    monkeypatch.setattr(runner.folder.claim, "datetime", Clock)
+    monkeypatch.setattr(runner.files.claim, "datetime", Clock)
     for _ in range(2):
         assert_finished(call(script, *small_run(script, eval_episodes=0)))
     assert len(list(Path("runs", script, ENVS[script][0]).iterdir())) == 2

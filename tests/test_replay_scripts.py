@@ -16,7 +16,7 @@ import sac
 import td3
 from common.buffer import read
 from common.random import correlate
-from runner.machine.devices import compile_segment, make_placement
+from runner.devices.lanes import compile_segment, make_placement
 
 SMALL = {
     "learning_starts": 24,

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from helpers import ROOT
 
-from runner.folder.record import RECIPES
-from runner.tell.statistics import iqm
+from runner.files.record import RECIPES
+from runner.report.statistics import iqm
 
 
 def load():

@@ -32,14 +32,13 @@ from helpers import (
 from matplotlib import image
 from runs import CASES, FILES, OFTEN, assert_finished, directory_of, one, summary_of
 
-import runner.folder.claim
-import runner.folder.record
-import runner.machine.programs
+import runner.devices.programs
+import runner.files.claim
+import runner.files.record
 import runner.main
-import runner.tell.report
+import runner.report.results
 import runner.training
-from runner.folder import checkpoint
-from runner.folder import files as run_folder
+from runner.files import checkpoint, store
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -184,8 +183,8 @@ def test_the_time_of_saving_and_of_the_report_is_told_apart(monkeypatch):
         return lambda *args: time.sleep(seconds) or function(*args)
 
     monkeypatch.setattr(checkpoint, "save", slow(checkpoint.save, 0.7))
-    monkeypatch.setattr(run_folder, "write_metrics", slow(run_folder.write_metrics, 0.4))
-    monkeypatch.setattr(runner.tell.report, "plot_curve", slow(runner.tell.report.plot_curve, 2.0))
+    monkeypatch.setattr(store, "write_metrics", slow(store.write_metrics, 0.4))
+    monkeypatch.setattr(runner.report.results, "plot_curve", slow(runner.report.results.plot_curve, 2.0))
     assert_finished(call("ppo", *small_run("ppo", name="slow", eval_every="0")))
     timing = json.loads((directory_of("ppo", "slow") / "summary.json").read_text())["timing"]
     assert 0.7 + 2 * 0.4 <= timing["saving_seconds"] < timing["wall_seconds"] - timing["report_seconds"]
@@ -225,8 +224,8 @@ def test_segments_of_any_length_give_the_same_numbers(script, env, monkeypatch):
         watched.memory_analysis = segment.memory_analysis
         return watched
 
-    compiled = runner.machine.programs.compile_segment
-    monkeypatch.setattr(runner.machine.programs, "compile_segment", compile_segment)
+    compiled = runner.devices.programs.compile_segment
+    monkeypatch.setattr(runner.devices.programs, "compile_segment", compile_segment)
     directories = []
     for seconds, expected in ((1e9, [1, ITERATIONS - 1]), (0.01, None), (0.0, [1] * ITERATIONS)):
         lengths.clear()

@@ -25,15 +25,15 @@ from helpers import (
 )
 from runs import FILES, assert_finished, directory_of, summary_of
 
-import runner.folder.claim
-import runner.folder.record
-import runner.machine.programs
+import runner.devices.programs
+import runner.files.claim
+import runner.files.record
 import runner.main
-import runner.tell.report
+import runner.report.results
 import runner.training
-from runner.ask.options import Options
+from runner.cli.options import Options
 from runner.experiment import Experiment
-from runner.tell.progress import print_header
+from runner.report.progress import print_header
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -41,11 +41,11 @@ pytestmark = pytest.mark.usefixtures("folder")
 def test_evaluation_in_batches_of_episodes_where_memory_is_short(monkeypatch):
     """The first batch is what evaluation without batches begins with."""
     assert_finished(call("ppo", *small_run("ppo", name="whole", eval_episodes=7)))
-    monkeypatch.setattr(runner.machine.programs, "share_of_memory", lambda *_: 2.0)
-    monkeypatch.setattr(runner.machine.memory, "check_fits", lambda *_: None)
+    monkeypatch.setattr(runner.devices.programs, "share_of_memory", lambda *_: 2.0)
+    monkeypatch.setattr(runner.devices.memory, "check_fits", lambda *_: None)
     sizes = []
-    evaluate = runner.machine.programs.evaluate
-    monkeypatch.setattr(runner.machine.programs, "evaluate", lambda *args: sizes.append(args[-2]) or evaluate(*args))
+    evaluate = runner.devices.programs.evaluate
+    monkeypatch.setattr(runner.devices.programs, "evaluate", lambda *args: sizes.append(args[-2]) or evaluate(*args))
     assert_finished(call("ppo", *small_run("ppo", name="batches", eval_episodes=7, lanes_per_batch="2")))
     assert sizes == [7, 3, 1]
     whole, batches = (
@@ -127,13 +127,13 @@ def test_a_policy_that_needs_its_randomness_is_told(eval_sampled):
 @pytest.fixture
 def evaluations(monkeypatch):
     """Iterations after which a part is evaluated, in order."""
-    iterations, evaluate = [], runner.machine.programs.Programs.evaluate
+    iterations, evaluate = [], runner.devices.programs.Programs.evaluate
 
     def keep(self, part, state, iteration):
         iterations.append(iteration)
         return evaluate(self, part, state, iteration)
 
-    monkeypatch.setattr(runner.machine.programs.Programs, "evaluate", keep)
+    monkeypatch.setattr(runner.devices.programs.Programs, "evaluate", keep)
     return iterations
 
 
@@ -157,9 +157,9 @@ def test_stopped_before_a_checkpoint_a_run_is_evaluated_again(evaluations, undis
         signal.raise_signal(signal.SIGTERM)
         return evaluate(*args)
 
-    evaluate = runner.machine.programs.Programs.evaluate
+    evaluate = runner.devices.programs.Programs.evaluate
     with monkeypatch.context() as patch:
-        patch.setattr(runner.machine.programs.Programs, "evaluate", stop)
+        patch.setattr(runner.devices.programs.Programs, "evaluate", stop)
         assert call("ppo", *small_run("ppo", name="stopped")).status == 128 + signal.SIGTERM
     directory = directory_of("ppo", "stopped")
     assert (evaluations, saved_iteration(directory)) == ([0], 0)
@@ -171,7 +171,7 @@ def test_stopped_before_a_checkpoint_a_run_is_evaluated_again(evaluations, undis
 @pytest.mark.parametrize("is_late", [True, False])
 def test_a_run_says_when_it_waits_for_the_evaluation_program(is_late, monkeypatch):
     """And only when it waits. Here the program is late until the run asks for it, or there before."""
-    is_asked, programs = threading.Event(), runner.machine.programs.Programs
+    is_asked, programs = threading.Event(), runner.devices.programs.Programs
     compile_evaluation, evaluate = programs._compile_evaluation, programs.evaluate
 
     def late(self):
@@ -207,7 +207,7 @@ def test_a_short_run_says_that_it_is_evaluated_less_often(capsys):
 @pytest.mark.parametrize(("env", "is_drawn"), [("CartPole-v1", True), ("DeepSea-bsuite", False)])
 def test_draw_is_offered_where_the_environment_can_be_drawn(env, is_drawn, capsys):
     experiment = Experiment("ppo.py", None, dataclasses.replace(small_config("ppo"), env=env), Options(), {})
-    runner.tell.report.print_commands(experiment, Path("folder"), False)
+    runner.report.results.print_commands(experiment, Path("folder"), False)
     output = capsys.readouterr().out
     assert ("  draw:        python -m runner.render folder\n" in output) == is_drawn
     assert "  compare:     python -m runner.compare folder OTHER_RUN\n" in output
@@ -232,7 +232,7 @@ def test_an_evaluation_that_fails_leaves_the_results_of_training(monkeypatch):
     def fails(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.")
 
-    monkeypatch.setattr(runner.machine.programs.Programs, "evaluate", fails)
+    monkeypatch.setattr(runner.devices.programs.Programs, "evaluate", fails)
     result = call("ppo", *small_run("ppo", name="unlucky"))
     assert result.status == 0, result
     warning = "warning: no evaluation: RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.; lower --eval-episodes\n"

@@ -20,11 +20,11 @@ from helpers import (
 )
 from runs import FILES, OFTEN, assert_finished, directory_of, one
 
-import runner.folder.claim
-import runner.folder.record
-import runner.machine.programs
+import runner.devices.programs
+import runner.files.claim
+import runner.files.record
 import runner.main
-import runner.tell.report
+import runner.report.results
 import runner.training
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -107,8 +107,8 @@ def test_a_signal_during_compilation(script, undisturbed, monkeypatch, number):
         signal.raise_signal(number)
         return compiled(*args)
 
-    compiled = runner.machine.programs.compile_segment
-    monkeypatch.setattr(runner.machine.programs, "compile_segment", compile_segment)
+    compiled = runner.devices.programs.compile_segment
+    monkeypatch.setattr(runner.devices.programs, "compile_segment", compile_segment)
     before = signal.signal(number, signal.SIG_DFL)  # nohup ignores SIGHUP, and so would the run
     try:
         result = call(script, *small_run(script, name="early"))
@@ -119,7 +119,7 @@ def test_a_signal_during_compilation(script, undisturbed, monkeypatch, number):
     assert "Traceback" not in result.stderr
     assert f"--resume {directory}\n" in result.stderr
 
-    monkeypatch.setattr(runner.machine.programs, "compile_segment", compiled)
+    monkeypatch.setattr(runner.devices.programs, "compile_segment", compiled)
     assert_finished(call(script, "--resume", str(directory), *flags(eval_episodes=2)))
     assert run_differences(directory, undisturbed[2]) == []
 
@@ -132,8 +132,8 @@ def test_a_closed_terminal_leaves_a_run_that_ignores_it(script, monkeypatch):
         signal.raise_signal(signal.SIGHUP)
         return compiled(*args)
 
-    compiled = runner.machine.programs.compile_segment
-    monkeypatch.setattr(runner.machine.programs, "compile_segment", compile_segment)
+    compiled = runner.devices.programs.compile_segment
+    monkeypatch.setattr(runner.devices.programs, "compile_segment", compile_segment)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert_finished(call(script, *small_run(script, name="alone")))

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from runner.tell.scores import find_greedy_gap, finite_records
-from runner.tell.statistics import (
+from runner.report.scores import find_greedy_gap, finite_records
+from runner.report.statistics import (
     MANY_SEEDS,
     bootstrap_interval,
     confidence_interval,

@@ -282,7 +282,7 @@ def test_no_start_is_computed_where_none_is_due(period, num_loops):
 
 
 def test_a_state_has_the_fields_of_older_checkpoints_in_order():
-    """`runner.folder.checkpoint` tells arrays by these names."""
+    """`runner.files.checkpoint` tells arrays by these names."""
     names = [field.name for field in dataclasses.fields(EnvState)]
     assert names == ["state", "length", "episode_return", "episodes", "starts", "turn", "told"]
     keys = jax.random.split(jax.random.key(0), 3)

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from matplotlib import image
 
 import ppo
-import runner.machine.programs
+import runner.devices.programs
 import runner.main
 from common.config import Fraction, NonNegative
-from runner.ask.options import Options
-from runner.ask.sweep import check_distinct, count_settings, make_settings, read_axes, short_texts
+from runner.cli.options import Options
+from runner.cli.sweep import check_distinct, count_settings, make_settings, read_axes, short_texts
 from runner.experiment import Experiment
-from runner.folder.load import load
+from runner.files.load import load
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,8 @@ in_folder = pytest.mark.usefixtures("folder")
 @in_folder
 def test_a_sweep_trains_every_setting_with_every_seed(monkeypatch):
     script, rate = "ppo", "learning_rate"
-    compiled, count = runner.machine.programs.compile_segment, []
-    monkeypatch.setattr(runner.machine.programs, "compile_segment", lambda *args: count.append(args) or compiled(*args))
+    compiled, count = runner.devices.programs.compile_segment, []
+    monkeypatch.setattr(runner.devices.programs, "compile_segment", lambda *args: count.append(args) or compiled(*args))
     env = ppo.Config().env
     arguments = small_run(script, name="sweep", num_seeds=2, seed=3)
     result = call(script, *arguments, "--sweep", f"{rate}=1e-3,1e-2", "--sweep", "gamma=0.5,0.9")

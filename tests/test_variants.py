@@ -21,7 +21,7 @@ from test_scripts import BUILT, RUN, data, exempt_dependencies, few_objects, mod
 
 import ppo
 from runner import render
-from runner.folder.load import load
+from runner.files.load import load
 
 probes.register()
 NUM_SEEDS = 3

@@ -10,11 +10,11 @@ import pytest
 from helpers import ENVS, call, execute, flags, path_of, run_differences, saved_metrics, small_config, small_run
 from runs import FakeRun, assert_finished, assert_refused, contents, directory_of, one
 
-import runner.folder.claim
-import runner.folder.record
-import runner.machine.programs
+import runner.devices.programs
+import runner.files.claim
+import runner.files.record
 import runner.main
-import runner.tell.report
+import runner.report.results
 import runner.training
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -178,9 +178,9 @@ def test_wandb_gets_the_share_of_healthy_lanes_with_every_record(lanes_per_batch
         poisoned.memory_analysis = segment.memory_analysis
         return poisoned
 
-    runs, compiled = [], runner.machine.programs.compile_segment
+    runs, compiled = [], runner.devices.programs.compile_segment
     monkeypatch.setattr(wandb, "init", lambda **_: runs.append(FakeRun([])) or runs[-1])
-    monkeypatch.setattr(runner.machine.programs, "compile_segment", compile_segment)
+    monkeypatch.setattr(runner.devices.programs, "compile_segment", compile_segment)
     arguments = small_run("ppo", 4, num_seeds=5, wandb="offline", lanes_per_batch=lanes_per_batch, eval_every="64")
     result = call("ppo", *arguments)
     assert_finished(result)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import tyro
 
 from common.suites import canonical_name
-from runner.ask.options import FIXED, Options, check_options, parse_integer
+from runner.cli.options import FIXED, Options, check_options, parse_integer
 
 SWITCHES = {"true": True, "1": True, "false": False, "0": False}  # in any case
 

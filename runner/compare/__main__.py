@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from runner.ask.cli import fail
+from runner.cli.parse import fail
 from runner.compare import tables
 from runner.compare.comparison import Line, best_labels, by_environment, label_lines, read_lines
 from runner.compare.notes import make_notes

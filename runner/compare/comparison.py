@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from runner.ask.sweep import short_texts
+from runner.cli.sweep import short_texts
 from runner.experiment import Part
-from runner.folder import files
-from runner.folder.record import read_record
-from runner.tell.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
+from runner.files import store
+from runner.files.record import read_record
+from runner.report.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
 
 MAX_LINES = 6  # methods in the picture and in the table of pairs
 MAX_FIELDS = 2  # settings in a label; runs that differ in more are told apart by the names of their folders
@@ -90,12 +90,12 @@ def read_lines(directory: Path) -> list[Line]:
 
 def _read_metrics(directory: Path, parts: list[Part]) -> dict[str, np.ndarray]:
     """metrics.npz of a run; of one in parts that has not ended, the saved lanes at the env steps that all have."""
-    whole = directory / files.METRICS
-    folders = [files.part_folder(directory, parts, part) for part in parts]
-    paths = [path for folder in folders if (path := folder / files.METRICS).exists()]
+    whole = directory / store.METRICS
+    folders = [store.part_folder(directory, parts, part) for part in parts]
+    paths = [path for folder in folders if (path := folder / store.METRICS).exists()]
     if whole.exists() or not paths:
         paths = [whole]
-    saved = [_check(path, files.read_arrays(path)) for path in paths]
+    saved = [_check(path, store.read_arrays(path)) for path in paths]
     names = [name for name in saved[0] if all(name in part for part in saved)]
     joined = {name: reduce(np.intersect1d, [part[name] for part in saved]) for name in STEPS if name in names}
     for name in names:

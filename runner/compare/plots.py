@@ -11,9 +11,9 @@ from matplotlib.ticker import EngFormatter
 from runner.compare.comparison import Line
 from runner.compare.labels import FONT_SIZE, spread, text_height, text_width, wrap
 from runner.compare.tables import ALL, Value, evaluation_of
-from runner.folder.files import replacing
-from runner.tell.plots import style
-from runner.tell.statistics import performance_profile
+from runner.files.store import replacing
+from runner.report.plots import style
+from runner.report.statistics import performance_profile
 
 # Of Okabe and Ito's palette; neighbours also differ in lightness, and all in line style and marker.
 COLORS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#009E73", "#D55E00")

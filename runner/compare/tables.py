@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from runner.compare.comparison import Line
-from runner.folder.files import replacing, write_table
-from runner.tell.statistics import aggregate_iqm, probability_of_improvement, rank
+from runner.files.store import replacing, write_table
+from runner.report.statistics import aggregate_iqm, probability_of_improvement, rank
 
 MAX_ROWS = 20  # rows of a table on the terminal; the files have all of them
 TEXT = ("method", "A", "B")  # columns of text; numbers stand on the right

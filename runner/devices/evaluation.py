@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.environment import Environment, make_env
-from runner.ask.options import parse_integer
+from runner.cli.options import parse_integer
 from runner.experiment import Experiment
 
 STEPS_PER_CHECK = 8  # of whether all episodes have ended; on a GPU the host waits for the answer

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from runner.ask.options import Options
+from runner.cli.options import Options
 
 PATIENCE = 300  # seconds to wait for the other processes at the start
 HEARTBEAT = 30  # seconds without a heartbeat after which a process counts as dead

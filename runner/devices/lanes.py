@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from common.random import is_key
-from runner.machine.memory import num_bytes
+from runner.devices.memory import num_bytes
 
 CACHED_LANES = 8  # lanes trained together on a CPU core; more overflow the caches, fewer are slower
 # For programs that do not train: LLVM's level 1 halves their compilation, and they run as fast.

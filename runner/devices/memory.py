@@ -10,9 +10,9 @@ from typing import Any
 import jax
 
 from common.environment import make_env
-from runner.ask.options import Options
+from runner.cli.options import Options
+from runner.devices import hosts
 from runner.experiment import Experiment, Part, split_lanes
-from runner.machine import hosts
 
 RECORD_BYTES = 40  # per lane and iteration: about ten metrics
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from common.buffer import cut_newest
 from common.environment import make_env
+from runner.devices.evaluation import episode_limit, evaluate, greedy_policy, sampled_policy
+from runner.devices.lanes import compile_init, compile_quickly, compile_segment, is_finite, make_placement, to_host
+from runner.devices.memory import format_bytes, program_bytes, share_of_memory
 from runner.experiment import Experiment, Part
-from runner.machine.devices import compile_init, compile_quickly, compile_segment, is_finite, make_placement, to_host
-from runner.machine.evaluation import episode_limit, evaluate, greedy_policy, sampled_policy
-from runner.machine.memory import format_bytes, program_bytes, share_of_memory
 
 MAX_SEGMENT = 256  # iterations in one segment
 # Arrays of metrics.npz and wandb's records that are no metrics of `step`, and two arguments of np.savez.

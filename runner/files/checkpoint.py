@@ -18,8 +18,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from common.random import is_key
-from runner.folder.files import replacing
-from runner.folder.tensors import pieces, place, read, write
+from runner.files.store import replacing
+from runner.files.tensors import pieces, place, read, write
 
 POLICY = ("params", "obs_statistics")  # the fields of a State that `act` and `value` read
 

@@ -10,8 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from runner.ask.options import Options
-from runner.folder.files import CHECKPOINT, LOCK, RECORD
+from runner.cli.options import Options
+from runner.files.store import CHECKPOINT, LOCK, RECORD
 
 
 @contextlib.contextmanager

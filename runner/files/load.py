@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from runner.folder.checkpoint import restore_policy
-from runner.folder.files import CHECKPOINT, part_folder
-from runner.folder.record import Record, read_experiment, read_record
+from runner.files.checkpoint import restore_policy
+from runner.files.record import Record, read_experiment, read_record
+from runner.files.store import CHECKPOINT, part_folder
 
 ROOT = Path(__file__).resolve().parent.parent.parent  # the folder of the scripts
 

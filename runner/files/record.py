@@ -16,10 +16,10 @@ import jax
 
 from common.config import check_value
 from common.suites import canonical_name
-from runner.ask.options import PROCESS, Options, check_options
-from runner.ask.sweep import make_settings, read_axes
+from runner.cli.options import PROCESS, Options, check_options
+from runner.cli.sweep import make_settings, read_axes
 from runner.experiment import Experiment, Part
-from runner.folder.files import RECORD, write_json
+from runner.files.store import RECORD, write_json
 
 VERSION = 2  # 1: records without a version
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "safetensors", "numpy")

@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from runner.ask.sweep import short_texts
-from runner.folder.files import replacing
-from runner.tell.statistics import Curve
+from runner.cli.sweep import short_texts
+from runner.files.store import replacing
+from runner.report.statistics import Curve
 
 MAX_LINES = 6  # curves of a sweep, those of the best settings
 MAX_SEEDS = 100  # thin lines

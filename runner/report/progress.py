@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from common.presets import find_preset
+from runner.devices.evaluation import MAX_EVALUATIONS, auto_evaluations, evaluation_bounds
+from runner.devices.memory import describe_state
 from runner.experiment import Experiment, Part, Progress
-from runner.machine.evaluation import MAX_EVALUATIONS, auto_evaluations, evaluation_bounds
-from runner.machine.memory import describe_state
-from runner.tell.scores import finite_records
-from runner.tell.statistics import iqm
+from runner.report.scores import finite_records
+from runner.report.statistics import iqm
 
 SECONDS_BETWEEN_LINES = 10.0
 

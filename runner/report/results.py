@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from common.environment import make_env
-from runner.ask.cli import shown_path
+from runner.cli.parse import shown_path
+from runner.devices.evaluation import episode_limit
 from runner.experiment import EVAL_METRICS, EVAL_STEPS, Experiment, Result
-from runner.folder import files
-from runner.folder.files import attempt
-from runner.folder.record import describe_machine
-from runner.machine.evaluation import episode_limit
-from runner.tell.plots import plot_curve, plot_curves, plot_metrics, plot_sweep
-from runner.tell.scores import Scores, compute
-from runner.tell.statistics import Curve
-from runner.tell.timing import Timing
+from runner.files import store
+from runner.files.record import describe_machine
+from runner.files.store import attempt
+from runner.report.plots import plot_curve, plot_curves, plot_metrics, plot_sweep
+from runner.report.scores import Scores, compute
+from runner.report.statistics import Curve
+from runner.report.timing import Timing
 
 MAX_ROWS = 20  # settings in the table
 
@@ -36,7 +36,7 @@ def report(
         scores = compute(experiment, preset, result)
         is_written = write_plots(experiment, directory, result, scores)
     summary = scores.summary | {"timing": timing.summary()} | describe_machine()
-    is_written &= attempt(files.write_json, directory / files.SUMMARY, summary)
+    is_written &= attempt(store.write_json, directory / store.SUMMARY, summary)
     print_scores(experiment, directory, scores)
     print_commands(experiment, directory, is_stopped)
     return is_written
@@ -51,22 +51,22 @@ def write_plots(experiment: Experiment, directory: Path, result: Result, scores:
     title = f"{experiment.algorithm} on {experiment.config.env}"
     if experiment.settings:
         is_grid = experiment.options.sweep_samples == 0
-        ok = attempt(plot_sweep, directory / files.SWEEP_PLOT, experiment.settings, scores.settings, is_grid, title)
+        ok = attempt(plot_sweep, directory / store.SWEEP_PLOT, experiment.settings, scores.settings, is_grid, title)
         names = [experiment.name_setting(i) for i in range(experiment.num_settings)]
-        ok &= attempt(plot_curves, directory / files.CURVE_PLOT, names, curves, ranking, title, experiment.policy)
+        ok &= attempt(plot_curves, directory / store.CURVE_PLOT, names, curves, ranking, title, experiment.policy)
     else:
         curve = {kind: x[0] for kind, x in curves.items()}
-        ok = attempt(plot_curve, directory / files.CURVE_PLOT, curve, title, experiment.policy)
+        ok = attempt(plot_curve, directory / store.CURVE_PLOT, curve, title, experiment.policy)
     env_steps = experiment.env_steps(result.metrics["episode_return"].shape[1])
     shown = {name: (env_steps, x) for name, x in result.metrics.items()}
     if "evaluation" in curves:
         shown |= {name: (result.evaluations[EVAL_STEPS], result.evaluations[name]) for name in EVAL_METRICS}
     shown = {name: (steps, experiment.by_setting(x)[ranking[0]]) for name, (steps, x) in shown.items()}
     best = f"{title} {experiment.name_setting(ranking[0])}".rstrip()
-    ok &= attempt(plot_metrics, directory / files.METRICS_PLOT, shown, best)
+    ok &= attempt(plot_metrics, directory / store.METRICS_PLOT, shown, best)
     columns = [*experiment.settings, "return", "env_step", "mean", "iqm", "ci_low", "ci_high"]
     rows = curve_rows(experiment.settings, curves)
-    return ok & attempt(files.write_table, directory / files.CURVE_TABLE, columns, rows)
+    return ok & attempt(store.write_table, directory / store.CURVE_TABLE, columns, rows)
 
 
 def curve_rows(settings: dict[str, np.ndarray], curves: dict[str, list[Curve]]) -> Iterator[list[Any]]:
@@ -128,7 +128,7 @@ def print_ranking(experiment: Experiment, directory: Path, scores: Scores) -> No
     for name, index in zip(names, scores.ranking, strict=False):
         print(f"{name:{width}} {row(scores.settings[index], ['iqm', 'min', 'max'])}")
     if len(scores.ranking) > MAX_ROWS:
-        print(f"and {len(scores.ranking) - MAX_ROWS} more in {directory / files.SUMMARY}")
+        print(f"and {len(scores.ranking) - MAX_ROWS} more in {directory / store.SUMMARY}")
     best = scores.settings[scores.ranking[0]]
     if (num_tied := sum(setting["iqm"] == best["iqm"] for setting in scores.settings)) > 1:
         print(f"{num_tied} settings tie for the best IQM; their order is that of the mean, then that of --sweep")

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from runner.ask.cli import rerun_command
+from runner.cli.parse import rerun_command
 from runner.experiment import EVAL_STEPS, Experiment, Result
-from runner.tell.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
+from runner.report.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
 
 MIN_EVALUATIONS = 4  # of all seeds together, from which the greedy return is judged
 EPISODE = ("episode_return", "episode_length")  # NaN in an iteration in which no episode ended

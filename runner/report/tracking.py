@@ -8,10 +8,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from runner.ask.options import PROCESS, Options
+from runner.cli.options import PROCESS, Options
 from runner.experiment import EVAL_METRICS, EVAL_STEPS, Experiment, Result
-from runner.tell.scores import finite_records, healthy_lanes
-from runner.tell.statistics import iqm
+from runner.report.scores import finite_records, healthy_lanes
+from runner.report.statistics import iqm
 
 
 def check_wandb(options: Options) -> None:

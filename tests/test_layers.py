@@ -1,14 +1,14 @@
-"""The runner's rooms: small modules, and imports that only point down."""
+"""The runner's layers: imports that only point down."""
 
 import ast
 
 import pytest
 from helpers import ROOT
 
-# From the ground up, as runner/__init__.py lists them. Those of the last row do not import each other.
-FLOORS = [["ask"], ["experiment"], ["machine"], ["folder"], ["tell"], ["training"], ["main", "render", "compare"]]
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-MODULES = sorted({*(ROOT / "runner").rglob("*.py")} - {*(ROOT / "runner").rglob("__init__.py")})
+# From the lowest up, as runner/__init__.py lists them. Those of the last row do not import each other.
+LAYERS = [["cli"], ["experiment"], ["devices"], ["files"], ["report"], ["training"], ["main", "render", "compare"]]
+HEIGHT = {layer: number for number, layers in enumerate(LAYERS) for layer in layers}
+MODULES = sorted(path for path in (ROOT / "runner").rglob("*.py") if path.name not in ("__init__.py", "folder.py"))
 SHARED = sorted((ROOT / "common").rglob("*.py"))
 NAMES = ["config.json", "metrics.npz", "summary.json", "curve.csv", "evaluation.npz", "checkpoint.safetensors"]
 NAMES += ["curve.png", "metrics.png", "sweep.png", "training.lock"]
@@ -26,8 +26,8 @@ def imports(path):
                 yield name if is_module else node.module
 
 
-def room(name):
-    """runner.ask.cli -> ask, runner.main -> main."""
+def layer(name):
+    """runner.cli.parse -> cli, runner.main -> main."""
     return name.split(".")[1]
 
 
@@ -37,13 +37,14 @@ def name_of(path):
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_imports_point_down(path):
-    here = room(name_of(path))
+    here = layer(name_of(path))
     for name in imports(path):
         if name.startswith("runner."):
-            assert room(name) == here or FLOOR[room(name)] < FLOOR[here], f"{name_of(path)} imports {name}"
+            lower = layer(name) == here or HEIGHT[layer(name)] < HEIGHT[here]
+            assert lower, f"{name_of(path)} imports {name}"
 
 
-def test_modules_of_a_room_do_not_import_each_other_in_a_circle():
+def test_modules_of_a_layer_do_not_import_in_a_circle():
     arrows = {name_of(path): {name for name in imports(path) if name.startswith("runner.")} for path in MODULES}
     left = dict(arrows)
     while ready := [name for name, targets in left.items() if not targets & left.keys()]:
@@ -58,7 +59,7 @@ def test_what_a_copy_takes_imports_nothing_of_the_runner():
         assert [name for name in imports(path) if name.partition(".")[0] == "runner"] == [], path
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if path.parent.name != "folder"], ids=name_of)
-def test_names_of_files_stand_in_one_room(path):
+@pytest.mark.parametrize("path", [path for path in MODULES if path.parent.name != "files"], ids=name_of)
+def test_names_of_files_stand_in_one_layer(path):
     strings = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
     assert [x for x in strings if x in NAMES] == []

@@ -1,4 +1,4 @@
-"""runner/folder: what is written can be read back; what is damaged is refused."""
+"""runner/files: what is written can be read back; what is damaged is refused."""
 
 import csv
 import dataclasses
@@ -23,14 +23,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from common.config import NonNegative
-from runner.ask.options import Options
+from runner.cli.options import Options
 from runner.experiment import EVAL_METRICS, Experiment, Part, append_metrics
-from runner.folder import record as record_module
-from runner.folder.claim import claimed_folder
-from runner.folder.files import read_metrics, replacing, write_json, write_metrics, write_table
-from runner.folder.record import check_parts, read_config, read_experiment, read_options, read_record
-from runner.tell.report import curve_rows
-from runner.tell.statistics import Curve
+from runner.files import record as record_module
+from runner.files.claim import claimed_folder
+from runner.files.record import check_parts, read_config, read_experiment, read_options, read_record
+from runner.files.store import read_metrics, replacing, write_json, write_metrics, write_table
+from runner.report.results import curve_rows
+from runner.report.statistics import Curve
 
 # -- Atomic writes -----------------------------------------------------------------------------------------------------
 
@@ -87,8 +87,8 @@ TRAINED = Options(name="run")
 
 def test_the_lock_of_a_killed_process_is_taken_over(folder):
     program = f"""
-from runner.folder.claim import claimed_folder
-from runner.ask.options import Options
+from runner.files.claim import claimed_folder
+from runner.cli.options import Options
 import sys
 with claimed_folder("ppo", "Env", {TRAINED!r}):
     print(flush=True)
