@@ -9,11 +9,9 @@ LINK = re.compile(r"\[`(?P<code>[^`]+)`\]\((?P<file>[^)#\s]+)#L(?P<line>\d+)\)")
 
 
 def pages() -> list[Path]:
-    """All pages of the repository."""
-    return [
-        ROOT / "README.md",
-        *(page for name in ("docs", "variants", "benchmarks") for page in ROOT.glob(f"{name}/*.md")),
-    ]
+    """All pages of the repository; benchmarks/LOG.md is none."""
+    found = [page for name in (".", "docs", "variants", "benchmarks") for page in ROOT.glob(f"{name}/*.md")]
+    return [page for page in found if page.name != "LOG.md"]
 
 
 def relink(page: Path) -> tuple[str, list[str]]:

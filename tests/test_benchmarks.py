@@ -2,14 +2,11 @@
 
 import csv
 import importlib
-import json
 import sys
 
 import numpy as np
 import pytest
-from helpers import ROOT, execute, presets, rank_promotion
-
-import sac
+from helpers import ROOT, execute, rank_promotion
 
 
 @pytest.fixture
@@ -19,13 +16,7 @@ def speed(monkeypatch):
     return importlib.import_module("speed")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("commands", "devices", "environments", "kernels", "resets", "results", "scaling", "settings", "speed"),
-        "try_presets",
-    ],
-)
+@pytest.mark.parametrize("name", ["environments", "kernels", "results", "settings", "speed"])
 def test_a_benchmark_finds_the_modules_of_this_repository(name, tmp_path):
     result = execute(str(ROOT / "benchmarks" / f"{name}.py"), "--help", cwd=tmp_path, PYTHONPATH=None)
     assert (result.status, result.stderr) == (0, ""), result
@@ -39,40 +30,6 @@ def test_the_cost_of_environments(tmp_path):
         (row,) = csv.DictReader(file)
     assert row["environment"] == "CartPole-v1"
     assert float(row["steps_per_s"]) > 0
-
-
-def test_what_a_whole_command_takes(tmp_path):
-    script = str(ROOT / "benchmarks" / "commands.py")
-    short = "ppo.py --env CartPole-v1 --num-envs 2 --num-steps 16 --total-timesteps 64 --eval-episodes 0"
-    flags = ["--rounds", "1", "--out", "taken.csv", "--only"]
-    result = execute(script, *flags, short, cwd=tmp_path, PYTHONPATH=None)
-    assert result.status == 0, result
-    with open(tmp_path / "taken.csv") as file:
-        (row,) = csv.DictReader(file)
-    assert row["command"] == short
-    assert 0 < float(row["first_progress_s"]) <= float(row["end_s"])
-    assert float(row["again_s"]) > 0
-    assert 100 < float(row["peak_mib"]) < 4_000
-    _, *seconds, _ = row.values()
-    assert result.stdout.startswith(f"| `python {short}` | {' | '.join(seconds)} | ")
-    result = execute(script, *flags, "ppo.py --num-envs 0", cwd=tmp_path, PYTHONPATH=None)
-    assert result.status == 1
-    assert "exit status 2, first progress None" in result.stderr
-
-
-def test_presets_of_gpu_size_are_tried_with_fewer_environments(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    module = importlib.import_module("try_presets")
-    for script in module.SCRIPTS:
-        large = presets(script)
-        for env in presets(script, "small"):
-            config = module.shrink(large[env])
-            assert config.num_iterations == 2
-            assert config.env_steps(2) <= 13_000 < large[env].env_steps(2)
-    other = {env: module.shrink(sac.Config(env=env, hidden_sizes=(8,))) for env in ("Pendulum-v1", "Nothing-v0")}
-    monkeypatch.setattr(module, "read_presets", lambda *_: other)
-    assert module.try_preset("sac", "Pendulum-v1").startswith("| sac | Pendulum-v1 | ok | ")
-    assert module.try_preset("sac", "Nothing-v0").startswith("| sac | Nothing-v0 | error: unknown environment ")
 
 
 PROGRAM = """
@@ -110,19 +67,6 @@ def test_kernels_of_a_program_are_counted_once_for_each_round(tmp_path):
     )
     result = execute("count.py", cwd=tmp_path)
     assert result.stdout.strip() == "[(0, 'main.7', 1, 1), (1, 'body.1', 2, 5)]", result
-
-
-def test_collectives_of_a_lane_on_two_devices_are_counted(tmp_path):
-    settings = {"num_envs": 4, "num_steps": 4, "num_epochs": 1, "num_minibatches": 2, "hidden_sizes": [4]}
-    command = [str(ROOT / "benchmarks" / "devices.py"), "--rounds", "1", "--settings", json.dumps(settings)]
-    result = execute(*command, cwd=tmp_path, JAX_NUM_CPU_DEVICES="2")
-    assert result.status == 0, result
-    names, _, one, two = ([word.strip() for word in line.split("|")[1:-1]] for line in result.stdout.splitlines())
-    one, two = (dict(zip(names, row, strict=True)) for row in (one, two))
-    assert (one["devices"], one["all-gathers"], one["all-reduces"], one["share"]) == ("1", "0", "0", "0%")
-    assert two["devices"] == "2"
-    assert int(two["all-reduces"]) >= 2  # of the gradients
-    assert int(two["all-gathers"]) >= 1  # of the rollout
 
 
 BYTES = {"argument": 7, "output": 6, "alias": 5, "temp": 3}  # alias: results that overwrite an argument

@@ -52,7 +52,7 @@ def test_a_run_says_what_it_does(script, undisturbed):
     total, twice = f"{small_config(script).total_timesteps:,}", 2 * small_config(script).total_timesteps
     expected = [
         rf"{script} on {ENVS[script][0]}, seeds 0 to 1, \d+ x .+",
-        rf"{total} env steps per seed in {ITERATIONS} iterations; [\d.]+ [KM]?i?B of state per lane, "
+        rf"{total} env steps per seed in {ITERATIONS} iterations; [\d.]+ [KM]?i?B of state per seed, "
         r"at most [\d,]+ fit in [\d.]+ [GT]iB of memory",
         r"compiling \.\.\.",
         r"compiled in [\d.]+ s, [\d.]+ [KM]?i?B on each device",

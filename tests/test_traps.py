@@ -1,4 +1,4 @@
-"""docs/doing-it-right-in-jax.md: each right line stands in the code, and the test that is named fails without it.
+"""docs/traps.md: each right line stands in the code, and the test that is named fails without it.
 
 `python tests/test_traps.py` puts each wrong line into a copy of the repository and runs the tests that the page names
 for it, of which one must fail; with numbers, as in `python tests/test_traps.py 1 7`, only those.
@@ -24,7 +24,7 @@ from helpers import small_config  # noqa: E402
 
 from common.random import shuffle  # noqa: E402
 
-PAGE = (ROOT / "docs/doing-it-right-in-jax.md").read_text()
+PAGE = (ROOT / "docs/traps.md").read_text()
 REPLAY = ["dqn", "sac", "td3", "sac_discrete"]
 
 
@@ -52,7 +52,7 @@ def read_traps():
     for section in sections:
         number, title = re.match(r"(\d+)\. (.*)", section).groups()
         blocks = re.findall(r"^```diff\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
-        proof = section.partition("**Proof here:**")[2]
+        proof = section.partition("**Test:**")[2]
         tests = [(file, name) for name, file in re.findall(r"`(test_\w+)`\]\(\.\./(tests/\w+\.py)\)", proof)]
         changes = [change for change in map(change_of, blocks) if change[0].endswith(".py")]
         yield Trap(int(number), title, tests, changes)

@@ -28,7 +28,8 @@ DERIVED = {
     "BernoulliBandit-misc": lambda x: {"t_max": int(x.max_steps_in_episode)},
 }
 # gymnax draws these itself, and classic control with Gymnasium.
-DRAWABLE = (
+DRAWN_BY_GYMNASIUM = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
+DRAWN_BY_GYMNAX = (
     *(f"{game}-MinAtar" for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")),
     *("Catch-bsuite", "FourRooms-misc", "MetaMaze-misc", "PointRobot-misc", "Pong-misc"),
 )
@@ -102,12 +103,10 @@ class Suite(suites.Suite):
 
     def renderer(self):
         """The file's ending, and a function that writes an animation. Raises ValueError if gymnax cannot draw it."""
-        from gymnax.visualize.vis_gym import SUPPORTED_GYM_ENVS
-
-        drawable = {*SUPPORTED_GYM_ENVS, *DRAWABLE}
+        drawable = {*DRAWN_BY_GYMNASIUM, *DRAWN_BY_GYMNAX}
         if self.name not in drawable:
             raise ValueError(f"gymnax draws only {', '.join(sorted(drawable))}")
-        if self.name in SUPPORTED_GYM_ENVS:
+        if self.name in DRAWN_BY_GYMNASIUM:
             return ".gif", lambda states, returns, path: suites.write_gif(self._draw_classic(states, returns), path, 50)
         return ".gif", lambda states, returns, path: suites.write_gif(self._draw_figure(states, returns), path)
 

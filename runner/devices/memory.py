@@ -74,7 +74,7 @@ def describe_state(abstract_state: Any, num_devices: int) -> str:
     """Size of the State of a lane, and how many fit."""
     memory, lane_bytes = available_bytes(num_devices), num_bytes(abstract_state)
     room = f"at most {memory // lane_bytes:,} fit in {format_bytes(memory)} of memory"
-    return f"{format_bytes(lane_bytes)} of state per lane, {room}"
+    return f"{format_bytes(lane_bytes)} of state per seed, {room}"
 
 
 # -- Before compiling --------------------------------------------------------------------------------------------------
