@@ -40,6 +40,13 @@ def rank_promotion():
         yield
 
 
+def pytest_collection_modifyitems(items):
+    """A test that is not marked slow is quick: `-m quick` runs after each edit."""
+    for item in items:
+        if not item.get_closest_marker("slow"):
+            item.add_marker("quick")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forgotten_programs():
     """Compiled programs of a module are not kept for the next one: a process would grow to several GB."""

@@ -16,12 +16,14 @@ def speed(monkeypatch):
     return importlib.import_module("speed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["environments", "kernels", "results", "settings", "speed"])
 def test_a_benchmark_finds_the_modules_of_this_repository(name, tmp_path):
     result = execute(str(ROOT / "benchmarks" / f"{name}.py"), "--help", cwd=tmp_path, PYTHONPATH=None)
     assert (result.status, result.stderr) == (0, ""), result
 
 
+@pytest.mark.slow
 def test_the_cost_of_environments(tmp_path):
     script, flags = str(ROOT / "benchmarks" / "environments.py"), ["--only", "CartPole-v1", "--seconds", "0.01"]
     result = execute(script, *flags, "--num-envs", "2", "--out", "costs.csv", cwd=tmp_path, PYTHONPATH=None)
@@ -57,6 +59,7 @@ ENTRY %main.7 (p.3: f32[4]) -> f32[4] {
 """
 
 
+@pytest.mark.slow
 def test_kernels_of_a_program_are_counted_once_for_each_round(tmp_path):
     """A sort, then five rounds of a fusion and a copy; what is inside of a fusion is no kernel of its own."""
     (tmp_path / "count.py").write_text(
@@ -73,6 +76,7 @@ BYTES = {"argument": 7, "output": 6, "alias": 5, "temp": 3}  # alias: results th
 BYTES = {f"{name}_size_in_bytes": size for name, size in BYTES.items()}
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_preset(tmp_path):
     """State and temporaries, and whether they fit; the fields are those of the preset, of a named one, or changed."""
     (tmp_path / "small.py").write_text(
@@ -97,6 +101,7 @@ def test_the_memory_of_a_preset(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", ["CASES", "GPU_CASES"])
 def test_the_scripts_take_the_settings_of_every_case(speed, cases):
     names = [case.name for case in getattr(speed, cases)]
@@ -111,6 +116,7 @@ def test_the_scripts_take_the_settings_of_every_case(speed, cases):
                 assert config.num_iterations > 0
 
 
+@pytest.mark.slow
 def test_a_worker_runs_a_script(speed):
     settings = {"num_envs": 2, "num_steps": 8, "num_minibatches": 2, "hidden_sizes": (4,), "total_timesteps": 32}
     worker = speed.Worker(speed.Contender("ours", "ppo", settings), speed.Case("small", 3, 1), sys.executable)
@@ -121,6 +127,7 @@ def test_a_worker_runs_a_script(speed):
     assert worker.median("seconds") > 0
 
 
+@pytest.mark.slow
 def test_a_worker_runs_purejaxrl_in_float32_without_its_suites(speed, tmp_path, monkeypatch):
     (tmp_path / "purejaxrl").mkdir()
     (tmp_path / "purejaxrl" / "ppo.py").write_text("""
@@ -141,6 +148,7 @@ def make_train(config):
     assert worker.ready["num_steps"] == 3 * contender.settings["TOTAL_TIMESTEPS"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_says_why(speed):
     worker = speed.Worker(speed.Contender("ours", "nothing", {}), speed.Case("small", 1, 1), sys.executable)
     with pytest.raises(SystemExit, match=r"No module named 'nothing'\nerror: the worker died: .*worker\.py nothing 1"):
@@ -148,6 +156,7 @@ def test_a_worker_that_dies_says_why(speed):
     worker.close()
 
 
+@pytest.mark.slow
 def test_a_case_that_is_not_there(tmp_path):
     result = execute(str(ROOT / "benchmarks" / "speed.py"), "--gpu", "--only", "ppo-3", cwd=tmp_path, PYTHONPATH=None)
     assert result.status == 2

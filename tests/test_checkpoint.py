@@ -188,6 +188,7 @@ print(jax.local_device_count())
 """
 
 
+@pytest.mark.slow
 def test_a_checkpoint_made_on_more_devices_is_restored_on_fewer(state, tmp_path):
     """The number of devices is that of the cores: it changes with the machine."""
     repository = Path(__file__).parents[1]
@@ -252,6 +253,7 @@ most(lambda: jax.block_until_ready(restore(path, spread, placed)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 def test_saving_copies_nothing_and_restoring_copies_once(tmp_path):
     """A State of 200 MiB in one array on two devices; its file is mapped, which takes no memory of its own."""

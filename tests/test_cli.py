@@ -119,6 +119,7 @@ def test_without_flags_the_default_environment_has_its_preset(script):
     assert options == Options()
 
 
+@pytest.mark.slow
 def test_every_preset_is_taken_by_its_name(script):
     assert presets(script)
     for env, preset in presets(script).items():
@@ -235,6 +236,7 @@ def test_a_name_that_no_preset_has_is_refused_in_one_line(words, message):
     assert (result.status, result.stdout, result.stderr) == (2, "", f"error: {message}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("named_presets", "folder")
 def test_the_chosen_preset_is_recorded_and_named_by_the_best():
     words = ["--preset", "small", "--ent-coef", "0", "--sweep", "gamma=0.9,0.5", "--eval-episodes", "0"]

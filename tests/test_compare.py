@@ -335,6 +335,7 @@ def texts_of(figure):
     return [(text.get_text(), text.get_window_extent()) for text in shown]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_runs", [2, 6])
 @pytest.mark.parametrize("label", ["m{}", "the method that has the long name {}"])
 def test_labels_lie_in_the_picture_and_overlap_with_nothing(num_runs, label, folder, figures):
@@ -672,6 +673,7 @@ def test_other_formats(ending, folder):
 # -- As a user starts it -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_runs_of_the_scripts(folder):
     """What training writes is what a comparison reads, also of a sweep in several parts."""
     for words in (["ppo", "single"], ["ppo", "sweep", "--sweep", "learning-rate=1e-3,2e-3", "--lanes-per-batch", "2"]):
@@ -684,6 +686,7 @@ def test_runs_of_the_scripts(folder):
     assert all(row["seeds"] == "2" for (*_, other, _), row in values().items() if not other)
 
 
+@pytest.mark.slow
 def test_a_comparison_starts_fast(folder):
     """Neither gymnax nor flax nor a script is imported, and --help does not wait for what the statistics need."""
     write_run("a", A)

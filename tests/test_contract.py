@@ -173,6 +173,7 @@ def test_other_types_are_taken(bend):
     assert (metrics["episode_return"], metrics["num_episodes"]) == (5.0, 4)
 
 
+@pytest.mark.slow
 def test_old_style_keys_are_the_same_keys():
     env = make_env("CartPole-v1")
     for num_envs in (1, 2, 3):
@@ -180,6 +181,7 @@ def test_old_style_keys_are_the_same_keys():
         jax.tree.map(np.testing.assert_array_equal, old, new)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["ppo", "dqn", "sac_discrete", "ppo_rnn", "pqn"])
 def test_a_script_trains_with_an_old_style_key(script):
     module = __import__(script)
@@ -195,6 +197,7 @@ def test_a_script_trains_with_an_old_style_key(script):
 VALUES = st.lists(st.sampled_from([1.0, 2.0, 6.0, np.nan, np.inf, -np.inf]), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_a_scalar_is_the_mean_of_what_is_finite(values):
     """As `steps_to_goal` is NaN in an episode that never reached the goal."""

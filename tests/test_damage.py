@@ -9,7 +9,7 @@ from runs import assert_refused, contents, one
 
 from runner.files import store
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 
 
 @pytest.mark.parametrize("how", ["removed", "cut", "empty", "noise"])

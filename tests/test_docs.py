@@ -157,6 +157,7 @@ def same_jax():
             jax.config.update(name, before[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "block"), PYTHON)
 def test_python_blocks_run_as_they_are(page, block, folder, same_jax, monkeypatch):
     monkeypatch.chdir(folder)
@@ -169,6 +170,7 @@ def test_python_blocks_run_as_they_are(page, block, folder, same_jax, monkeypatc
 # -- The notebook ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_walkthrough_runs(folder, same_jax, tmp_path, monkeypatch):
     """With shorter runs."""
     monkeypatch.chdir(folder)
@@ -201,6 +203,7 @@ def test_notebook_is_the_walkthrough_with_outputs():
 # -- Commands ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_can_be_read(command, folder, monkeypatch):
     """Read as far as to the point where training would start."""
@@ -309,6 +312,7 @@ def stop(*_) -> None:
 # -- Numbers -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_readme_counts_the_environments_of_all_suites():
     text = PAGES["README.md"].read_text()
     rows = re.findall(r"`--env (?:(\w+)/)?\S+` \| (\d+) \|", PAGES["docs/environments.md"].read_text())

@@ -143,6 +143,7 @@ def test_environments_with_other_keys_are_other_environments():
 WITHOUT_DOWNLOAD = [name for name in gymnax.registration._BUILTIN_ENV_IDS if name != "MNISTBandit-bsuite"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITHOUT_DOWNLOAD)
 def test_every_gymnax_environment_can_be_reset_and_stepped(name):
     def start_and_step(keys):

@@ -278,6 +278,7 @@ def test_the_policy_without_a_key_is_greedy(name):
         np.testing.assert_allclose(greedy, np.median(sampled, axis=0), atol=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ENVS)
 def test_an_evaluation_samples_nothing(script):
     """Environments that observe the same get the same action, and the same again, though samples differ."""
@@ -291,6 +292,7 @@ def test_an_evaluation_samples_nothing(script):
     np.testing.assert_array_equal(*actions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ENVS)
 def test_an_evaluation_of_sampled_actions_draws_each_anew(script):
     """Those of `act` with a key: in each environment and each step others, of the same key the same."""

@@ -103,6 +103,7 @@ def test_every_preset_is_long_enough_for_twenty_evaluations(script):
 ROBOTS = {"num_envs": 2048, "num_steps": 64, "num_epochs": 16, "num_minibatches": 32, "total_timesteps": 60_000_000}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "env", "changes", "expected"),
     [

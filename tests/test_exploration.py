@@ -39,7 +39,7 @@ CASES = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("rank_promotion")
+pytestmark = [pytest.mark.usefixtures("rank_promotion"), pytest.mark.slow]
 
 
 def with_known_policy(script, state):

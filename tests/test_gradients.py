@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from common.gradients import clip_inward
 
+pytestmark = pytest.mark.slow
+
 LOW, HIGH = -20.0, 2.0
 FLOATS = st.integers(-300, 300).map(lambda x: x / 10)
 

@@ -13,6 +13,8 @@ from helpers import ROOT, SCRIPTS
 from common import NUM_CORES, cpu_quota
 from runner.devices.imports import keep_programs
 
+pytestmark = pytest.mark.slow
+
 
 def python(code, **environment):
     variables = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""} | environment

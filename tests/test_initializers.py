@@ -46,6 +46,7 @@ def test_uniform_over_rotations():
     np.testing.assert_allclose(np.linalg.det(kernels).mean(), 0, atol=5 / np.sqrt(4000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_no_lapack_call_in_init(script):
     """On a CPU such calls can wait for each other for ever."""

@@ -38,7 +38,7 @@ from runner.files.load import load
 SAME = ("runs", "ppo", "CartPole-v1")
 
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 
 
 def assert_same_beginning(a, b):

@@ -10,6 +10,8 @@ from helpers import ENVS, SCRIPTS, small_config
 
 from common.loops import UNROLL, gpu_unroll, scan_mean
 
+pytestmark = pytest.mark.slow
+
 
 def body(carry, x):
     """Of structures and shapes that differ."""

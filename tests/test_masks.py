@@ -18,6 +18,8 @@ from common.suites import Suite
 from runner.devices.evaluation import evaluate, greedy_policy
 from runner.render import play_episode
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 20
 MASKS = ~np.eye(3, dtype=bool)  # [phase, action]
 OBS = {"actor": jnp.eye(3), "legal": jnp.asarray(MASKS)}  # of each phase

@@ -21,6 +21,8 @@ from runner import render
 from runner.compare import __main__ as compare
 from runner.files.load import load
 
+pytestmark = pytest.mark.slow
+
 OLD = Path(__file__).parent / "old_runs" / "ppo"
 
 

@@ -19,7 +19,7 @@ import runner.report.results
 import runner.training
 from runner.files import checkpoint, store
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 
 
 # -- Output that nobody reads ------------------------------------------------------------------------------------------

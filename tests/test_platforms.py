@@ -10,6 +10,8 @@ from helpers import SCRIPTS, small_config
 
 from runner.devices.lanes import make_placement, make_segment, strong
 
+pytestmark = pytest.mark.slow
+
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 

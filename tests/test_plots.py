@@ -79,6 +79,7 @@ def test_the_legend_hides_no_curve(draw, num_seeds):
     assert picture.x0 <= box.x0 < box.x1 <= picture.x1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_seeds", [0, 1, 2, 2048])
 @pytest.mark.parametrize("num_points", [0, 1, 20])
 def test_a_picture_of_any_size_is_written_without_a_warning(num_seeds, num_points, tmp_path):
@@ -120,6 +121,7 @@ def test_returns_lengths_and_losses_are_the_first_panels(panels):
     np.testing.assert_array_equal(evaluation.get_xdata(), STEPS[::4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(1, 10))
 def test_lowest_panels_have_numbers_at_their_ticks(panels, number):
     drawn = panels([f"metric_{i}" for i in range(number)])

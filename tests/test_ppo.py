@@ -275,7 +275,10 @@ def reference_episodes(record, config, iteration):
     return {"episode_return": np.mean(returns), "episode_length": np.mean(lengths), "num_episodes": len(returns)}
 
 
-@pytest.mark.parametrize("case", CASES)
+TIERED = [pytest.param(case, marks=() if "clipped value" in case else pytest.mark.slow) for case in CASES]
+
+
+@pytest.mark.parametrize("case", TIERED)
 def test_an_iteration_equals_numpy(case):
     """Parameters and metrics after two iterations of three updates on the whole batch."""
     config = CASES[case]

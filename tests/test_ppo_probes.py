@@ -15,7 +15,7 @@ GAMMA = 0.9
 NUM_SEEDS = 3
 
 
-pytestmark = pytest.mark.usefixtures("rank_promotion")
+pytestmark = [pytest.mark.usefixtures("rank_promotion"), pytest.mark.slow]
 
 
 @cache

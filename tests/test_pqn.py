@@ -107,6 +107,7 @@ def values_of(rooms, **changes):
     return np.asarray(jax.vmap(algorithm.value, in_axes=(0, None))(state, jnp.eye(len(probes.ROOMS[rooms]))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"normalize_obs": True, "reward_scale": 2.0}], ids=["raw", "changed"])
 def test_values(changes):
     """Constant, dependent on the observation, and one step later: discounted."""
@@ -114,6 +115,7 @@ def test_values(changes):
     np.testing.assert_allclose(values_of("Values", **changes), expected, atol=0.1)
 
 
+@pytest.mark.slow
 def test_a_time_limit_is_not_an_end():
     """Reward 1 on every step: 10 where only a limit cuts. Where the same limit is an end, or both, the room does not
     show the time, and its value is less than half of that."""
@@ -122,6 +124,7 @@ def test_a_time_limit_is_not_an_end():
     assert (values[:, 1:] < 0.5 / (1 - GAMMA)).all()
 
 
+@pytest.mark.slow
 def test_the_action_that_pays_is_chosen():
     algorithm, state, metrics = trained("Probe-Policies")
     actions = jax.vmap(algorithm.act, in_axes=(0, None))(state, jnp.eye(3))

@@ -113,6 +113,7 @@ def test_every_preset_passes_the_checks_of_make(script, monkeypatch):
         assert small.num_envs <= large.num_envs, env
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", PRESETS)
 def test_every_preset_is_one_of_an_environment(script):
     for presets in read_all_presets(script, importlib.import_module(script).Config).values():

@@ -14,6 +14,8 @@ from helpers import rank_promotion
 from common.environment import Environment
 from common.suites import Suite
 
+pytestmark = pytest.mark.slow
+
 PPO = {"total_timesteps": 64 * 60, "num_envs": 8, "num_steps": 8, "num_minibatches": 2, "learning_rate": 3e-3}
 REPLAY = {
     "total_timesteps": 3000,

@@ -18,6 +18,8 @@ from test_traps import change_of
 
 import common.random
 
+pytestmark = pytest.mark.slow
+
 probes.register()
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
 _, *SECTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)

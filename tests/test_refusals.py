@@ -120,6 +120,7 @@ def test_input_that_dqn_refuses_in_one_line(words, message, folder):
     assert contents(folder) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["1280", "1_280", "1.28e3", "128e1"])
 def test_integers_may_be_written_as_people_write_them(text):
     result = call("ppo", *small_run("ppo", eval_episodes=0), "--total-timesteps", text, "--name", "x")
@@ -187,6 +188,7 @@ def test_a_mistake_in_a_changed_script_keeps_its_traceback(where, mistake, messa
     assert not (folder / directory_of("ppo", "mistaken")).exists(), "the same --name could not be used again"
 
 
+@pytest.mark.slow
 @one
 def test_bad_input_in_a_process_of_its_own(script, folder):
     result = execute(path_of(script), "--env", "CartPol-v1", cwd=folder)
@@ -209,6 +211,7 @@ def test_modes_of_jax_that_a_run_cannot_have(mode, message, folder):
     assert contents(folder) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["cuda", "nonsense"])
 @one
 def test_a_platform_that_is_not_here(script, platform, folder):
@@ -230,6 +233,7 @@ def test_results_that_have_no_place(script, place, folder):
     assert contents(folder) == before
 
 
+@pytest.mark.slow
 @one
 def test_a_name_that_is_taken(script, undisturbed, monkeypatch):
     _, arguments, directory = undisturbed
@@ -239,6 +243,7 @@ def test_a_name_that_is_taken(script, undisturbed, monkeypatch):
     assert contents(directory) == before
 
 
+@pytest.mark.slow
 @one
 def test_two_runs_may_start_in_the_same_second(script, folder, monkeypatch):
     class Clock(datetime):
@@ -264,6 +269,7 @@ def test_a_run_that_is_not_there(script, folder):
     assert contents(folder).keys() == {folder / "empty", folder / "file"}
 
 
+@pytest.mark.slow
 @one
 def test_a_run_that_is_being_trained_is_not_resumed(script, undisturbed, finished):
     with claimed_folder(script, ENVS[script][0], Options(resume=str(finished))):
@@ -298,6 +304,7 @@ CHANGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", CHANGED)
 @one
 def test_resuming_with_other_settings(script, field, finished):

@@ -26,7 +26,7 @@ def script(request):
     return request.param
 
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 
 
 def trained(script, env, folder, **options):

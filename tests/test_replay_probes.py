@@ -23,7 +23,7 @@ ALPHAS = (1e-3, 0.3, 1.0)  # trained together
 SCRIPTS = ["dqn", "sac", "td3"]
 
 
-pytestmark = pytest.mark.usefixtures("rank_promotion")
+pytestmark = [pytest.mark.usefixtures("rank_promotion"), pytest.mark.slow]
 
 
 def trained(script, env, **changes):

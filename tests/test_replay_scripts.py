@@ -18,6 +18,8 @@ from common.buffer import read
 from common.random import correlate
 from runner.devices.lanes import compile_segment, make_placement
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     "learning_starts": 24,
     "steps_per_iteration": 24,

@@ -337,7 +337,11 @@ def obs_of(state):
     return read(state.buffer, np.arange(state.buffer.capacity)).obs
 
 
-@pytest.mark.parametrize("case", CASES)
+# One case of each script, that with most options, is quick.
+TIERED = [pytest.param(case, marks=() if "3 steps" in case else pytest.mark.slow) for case in CASES]
+
+
+@pytest.mark.parametrize("case", TIERED)
 def test_iterations_equal_numpy(case, monkeypatch):
     """Four iterations of one cycle each: parameters, targets, gradients, metrics, greedy action and value."""
     config = CASES[case]

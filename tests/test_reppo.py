@@ -55,12 +55,14 @@ def values_of(rooms, **changes):
     return np.asarray(jax.vmap(algorithm.value, in_axes=(0, None))(state, jnp.eye(len(probes.ROOMS[rooms]))))
 
 
+@pytest.mark.slow
 def test_values():
     """Constant, dependent on the observation, and one step later: discounted; no return is outside of the range."""
     np.testing.assert_allclose(values_of("Values"), [[1, 2, -1, GAMMA, 1]] * NUM_SEEDS, atol=0.15)
     assert trained("Probe-Values-Continuous")[2]["clipped_targets"].max() == 0
 
 
+@pytest.mark.slow
 def test_a_range_that_is_too_narrow_is_told():
     """Of five rooms one is worth -1 and one 2; the learned value stays inside."""
     _, _, metrics = trained("Probe-Values-Continuous", value_min=-0.5, value_max=1.5)
@@ -68,6 +70,7 @@ def test_a_range_that_is_too_narrow_is_told():
     assert (values_of("Values", value_min=-0.5, value_max=1.5) < 1.5).all()
 
 
+@pytest.mark.slow
 def test_a_time_limit_is_not_an_end():
     """Reward 1 on every step: 10 where only a limit cuts. Where the same limit is an end, or both, the room does not
     show the time, and its value is less than half of that."""
@@ -76,6 +79,7 @@ def test_a_time_limit_is_not_an_end():
     assert (values[:, 1:] < 0.55 / (1 - GAMMA)).all()
 
 
+@pytest.mark.slow
 def test_continuous_actions_find_their_targets():
     """In environment units, in a box that is asymmetric and differs per dimension, a target for each observation."""
     fields = {"value_min": -3.0, "value_max": 0.5, "num_bins": 101, "alpha": 0.1, "target_entropy": -1.0}
@@ -85,6 +89,7 @@ def test_continuous_actions_find_their_targets():
     np.testing.assert_array_less(np.abs(actions - np.array(probes.Targets.targets)) / half_width, 0.15)
 
 
+@pytest.mark.slow
 def test_the_bound_keeps_the_policy_near_the_old_one():
     """And eta is learned: it grows while the KL is above the bound, and never falls below its start. The control has a
     bound that is never reached."""

@@ -43,6 +43,7 @@ def test_the_tables_of_the_pages_are_made_from_the_raw_files(page):
     assert text.count("benchmarks/results/raw/") >= len(rows) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["ppo", "dqn"])
 def test_recorded_programs_are_those_of_today(script):
     """A warning, no failure: another version of JAX, and each change of an algorithm, makes rows stale."""
@@ -52,6 +53,7 @@ def test_recorded_programs_are_those_of_today(script):
             warnings.warn(line, stacklevel=1)
 
 
+@pytest.mark.slow
 def test_a_row_is_stale_if_its_program_changed(monkeypatch):
     (pair,) = (pair for pair in RAWS if pair.name == "ppo/CartPole-v1")
     machine = {"packages": {"jax": jax.__version__}, "device": "1 x cpu"}
@@ -134,6 +136,7 @@ def test_a_raw_file_is_of_the_preset_of_today(pair):
     assert all(now[name] == defaults[name] for name in now.keys() - recorded.keys())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("env", "low", "high"), [("CartPole-v1", 21.0, 24.0), ("Acrobot-v1", -500.0, -498.0)])
 def test_random_actions(env, low, high):
     """CartPole falls after about 22 steps; Acrobot is hardly ever solved by chance."""
@@ -306,6 +309,7 @@ def test_training_that_was_stopped_is_not_timed(catch, tmp_path):
     assert results.cells(pair, timed | {"timing": {}}, results.FOLDER)["time"] == "not timed"
 
 
+@pytest.mark.slow
 def test_unknown_pairs_are_refused():
     command = [sys.executable, "benchmarks/results.py", "--only", "ppo/Nothing-v0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

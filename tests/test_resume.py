@@ -19,7 +19,7 @@ import runner.training
 from common.buffer import read
 from runner.devices.lanes import compile_init, make_placement
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 
 
 # What makes the first iterations of a run independent of its length.

@@ -40,7 +40,7 @@ import runner.report.results
 import runner.training
 from runner.files import checkpoint, store
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 
 
 # -- What a run leaves -------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from runner.cli.options import Options
 from runner.experiment import Experiment
 from runner.report.progress import print_header
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 
 
 def test_evaluation_in_batches_of_episodes_where_memory_is_short(monkeypatch):

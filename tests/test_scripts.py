@@ -124,7 +124,7 @@ def algorithm_of(config):
     return importlib.import_module(type(config).__module__).make(config)
 
 
-pytestmark = pytest.mark.usefixtures("rank_promotion")
+pytestmark = [pytest.mark.usefixtures("rank_promotion"), pytest.mark.slow]
 
 
 @cache

@@ -27,7 +27,7 @@ import runner.main
 import runner.report.results
 import runner.training
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

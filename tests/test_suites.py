@@ -19,6 +19,8 @@ from common.suites import Suite, canonical_name, guard_physics, suites
 from common.suites import __main__ as listing
 from runner.render import play_episode
 
+pytestmark = pytest.mark.slow
+
 NUM_STEPS = 1000
 LIMITS = {"craftax": 150, "navix": 8}  # low enough that both ends happen; 40 elsewhere
 # An environment of each suite whose episodes also end by themselves, if there is one.

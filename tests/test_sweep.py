@@ -23,6 +23,8 @@ from runner.cli.sweep import check_distinct, count_settings, make_settings, read
 from runner.experiment import Experiment
 from runner.files.load import load
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Config:

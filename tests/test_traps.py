@@ -110,6 +110,7 @@ def step_of(script):
     return algorithm.step, jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0)), 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", REPLAY)
 def test_no_update_stands_in_a_branch(script):
     """When to learn is the structure of the loop: a branch would become a select under vmap over seeds."""
@@ -126,6 +127,7 @@ def test_a_branch_is_seen_and_under_vmap_it_is_a_select():
     assert len(operands("cond", jax.vmap(loop, (None, 0)), 0, x)) == 1, "a counter that all lanes share is no trap"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", REPLAY)
 def test_no_two_arrays_of_a_state_share_a_buffer(script):
     """Target parameters begin as the online ones: a State that is donated must hold them twice."""

@@ -30,7 +30,7 @@ VARIANTS = {"ppo_rnn": ppo_rnn, "sac_discrete": sac_discrete, "pqn": pqn, "reppo
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
-pytestmark = pytest.mark.usefixtures("rank_promotion")
+pytestmark = [pytest.mark.usefixtures("rank_promotion"), pytest.mark.slow]
 
 
 @cache

@@ -17,7 +17,7 @@ import runner.main
 import runner.report.results
 import runner.training
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 
 
 # No account, and no way out to the network.
