@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 import tempfile
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,11 @@ def import_gymnax() -> None:
         for name, standin in standins.items():  # whoever else imports these libraries gets them
             if sys.modules.get(name) is standin:
                 del sys.modules[name]
+
+
+def import_ahead(name: str) -> None:
+    """Import a module in a thread, while the main one waits for the devices."""
+    threading.Thread(target=importlib.import_module, args=(name,), daemon=True).start()
 
 
 def keep_programs() -> None:
