@@ -337,8 +337,10 @@ def obs_of(state):
     return read(state.buffer, np.arange(state.buffer.capacity)).obs
 
 
-# One case of each script, that with most options, is quick.
-TIERED = [pytest.param(case, marks=() if "3 steps" in case else pytest.mark.slow) for case in CASES]
+# The case of each script with most options is quick.
+TIERED = [
+    pytest.param(case, marks=() if "3 steps" in case or case == "dqn, double" else pytest.mark.slow) for case in CASES
+]
 
 
 @pytest.mark.parametrize("case", TIERED)

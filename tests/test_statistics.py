@@ -1,7 +1,6 @@
 """common/statistics.py against values worked out by hand and a slow re-implementation of the learning curve."""
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from runner.report import statistics
 from runner.report.scores import find_greedy_gap, finite_records
 from runner.report.statistics import (
     MANY_SEEDS,
@@ -117,16 +117,13 @@ def test_many_seeds_have_the_interval_that_scipy_gives():
         np.testing.assert_allclose(bound, other, atol=0.1 * (high - low).min())
 
 
-def test_many_seeds_do_not_take_long():
-    """Scipy sorts every resample of every column, which takes more than ten times as long."""
-    x = np.random.default_rng(0).normal(size=(600, 30))
-    seconds = []
-    for interval in (confidence_interval, lambda x: bootstrap_interval([x.T], iqm)):
-        interval(x[:, :1])
-        started = time.process_time()
-        interval(x)
-        seconds.append(time.process_time() - started)
-    assert seconds[0] < seconds[1] / 3
+def test_intervals_of_many_seeds_do_without_scipy(monkeypatch):
+    """It sorts every resample of every column, which takes ten times as long."""
+    monkeypatch.setattr(statistics, "bootstrap_interval", None)
+    low, high = confidence_interval(np.random.default_rng(0).normal(size=(600, 30)))
+    assert (low < high).all()
+    with pytest.raises(TypeError):
+        confidence_interval(np.ones((20, 30)))
 
 
 def test_a_seed_without_a_score_leaves_no_interval():
