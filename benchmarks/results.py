@@ -543,8 +543,9 @@ RESTAMPED = """\
 
 `--restamp` compares `init` and three iterations of the program that made a row on a CPU with today's. {} rows are
 bit-equal. {} are equal to rounding: the same random numbers and counts, and floats within 1e-5 after the first
-iteration, or where that has many updates, after one of a few. {pending} were not compared. Another program, whose score
-may be another one: {others}."""
+iteration. Most were compiled at LLVM's level 0 or 1, a run is at 3, where bits may differ; where whole iterations of
+SAC, TD3 or DQN differed, shorter ones of four cycles were compared instead. {pending} were not compared. Another
+program, whose score may be another one: {others}."""
 AGGREGATE = """\
 ## All environments with a published score
 

@@ -96,7 +96,7 @@ def test_a_second_ctrl_c_quits_at_once(script, folder):
         result = process.finish()
         seconds = time.perf_counter() - sent
     assert result.status == 130
-    assert seconds < 60  # the segment takes longer, also on a fast machine
+    assert seconds < 5
     assert "Traceback" not in result.stderr
 
 
