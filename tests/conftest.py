@@ -27,6 +27,8 @@ os.environ.setdefault("XLA_FLAGS", " ".join(f"--xla_{flag}" for flag in FLAGS))
 
 def pytest_configure(config):
     """Keep compiled programs for the other processes and for the next run of the tests, on this machine alone."""
+    if not hasattr(config, "cache"):  # -p no:cacheprovider
+        return
     folder = config.cache.mkdir(f"compiled-on-{platform.node()}")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     jax.config.update("jax_compilation_cache_dir", str(folder))

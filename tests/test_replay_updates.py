@@ -337,6 +337,21 @@ def obs_of(state):
     return read(state.buffer, np.arange(state.buffer.capacity)).obs
 
 
+@pytest.mark.parametrize("config", [DQN, SAC, SAC_DISCRETE, TD3], ids=["dqn", "sac", "sac_discrete", "td3"])
+def test_the_buffer_keeps_the_true_successor_and_the_kind_of_end(config):
+    """A room stays the same until its episode ends, with either flag or both; the next begins in any of the three."""
+    env = "Probe-Limits" if config.env == "Probe-Recorder" else "Probe-Limits-Continuous"
+    config = replace(config, env=env, num_envs=2, learning_starts=60, buffer_size=64, total_timesteps=80)
+    state = jax.jit(importlib.import_module(type(config).__module__).make(config).init)(jax.random.key(0))
+    rows = read(state.buffer, np.arange(60))
+    np.testing.assert_array_equal(rows.next_obs, rows.obs)
+    room, step = rows.obs.argmax(axis=1), np.arange(60) // 2  # two environments in turns
+    is_last = step % probes.LIMIT == probes.LIMIT - 1
+    assert len(np.unique(room)) == 3, "episodes begin everywhere"
+    np.testing.assert_array_equal(rows.terminated, is_last & (room > 0))
+    np.testing.assert_array_equal(rows.truncated, is_last & (room != 1))
+
+
 # The case of each script with most options is quick.
 TIERED = [
     pytest.param(case, marks=() if "3 steps" in case or case == "dqn, double" else pytest.mark.slow) for case in CASES
