@@ -52,6 +52,11 @@ class Experiment:
         return self.num_settings * self.options.num_seeds
 
     @property
+    def noun(self) -> str:
+        """What lanes are called where a user reads it."""
+        return "lanes" if self.settings else "seeds"
+
+    @property
     def lane_seeds(self) -> np.ndarray:
         """Seed of each lane, uint32 [num_lanes]."""
         seeds = np.arange(self.options.seed, self.options.seed + self.options.num_seeds)

@@ -38,7 +38,7 @@ def run(script: str, config_class: type, make: Callable) -> None:
     """The command line of a script: read sys.argv, train, evaluate, write files.
 
     Exits with status 2 and one line on stderr if the input is bad, with 128 + signal after Ctrl-C or SIGTERM, and
-    with 1 if memory runs out, another process ended before its lanes did or a file of the report cannot be written.
+    with 1 if memory runs out, another process ended too early or a file of the report cannot be written.
     """
     timing = Timing()
     atexit.register(gc.freeze)  # else Python looks for garbage among all objects before it ends: 0.9 s
@@ -172,7 +172,7 @@ def conclude(run: Run, results: dict[Part, Result]) -> None:
 
     if absent := hosts.wait_for_all():
         who = "process " + ", ".join(map(str, absent))
-        fail(f"{who} ended before its lanes did; the others are saved, continue with --resume {directory}", 1)
+        fail(f"{who} ended too early; what the others trained is saved, continue with --resume {directory}", 1)
     if jax.process_index() > 0:
         return
     result = join_results([results.get(part) or run.read_result(part) for part in run.parts])

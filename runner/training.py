@@ -77,7 +77,8 @@ class Run:
         results = {}
         for part in self.parts[jax.process_index() :: jax.process_count()]:
             if len(self.parts) > 1:
-                print(f"lanes {part.start} to {part.stop - 1} of {self.experiment.num_lanes}", flush=True)
+                first, last = (self.experiment.name_lane(lane) for lane in (part.start, part.stop - 1))
+                print(f"part {self.parts.index(part) + 1} of {len(self.parts)}: {first} to {last}", flush=True)
             progress = self.train(part, self.start(part))
             if progress.iteration > 0:
                 results[part] = self.finish(part, progress)

@@ -32,7 +32,7 @@ def test_seeds_that_diverge_are_named(script, env):
     assert "): seed 5, seed 6\n" in result.stdout
     said = re.findall(r"diverged by [\d,]+ env steps \(a metric is not finite\): (.+)\n", result.stdout)
     assert sorted(", ".join(said).split(", ")) == ["seed 5", "seed 6"]
-    assert re.search(r" / [\d,]+ steps  .*  2 of 2 lanes diverged  0 s left\n", result.stdout)
+    assert re.search(r" / [\d,]+ steps  .*  2 of 2 seeds diverged  0 s left\n", result.stdout)
     directory = directory_of(script, "wild", env)
     summary = json.loads((directory / "summary.json").read_text(), parse_constant=pytest.fail)
     assert summary["diverged_seeds"] == [5, 6]

@@ -260,8 +260,8 @@ def test_batches_are_the_same_as_all_lanes_at_once(script):
     for name, batch in (("whole", []), ("batches", ["--lanes-per-batch", "3"])):
         result = call(script, *arguments, "--name", name, *batch)
         assert result.status == 0, result
-    assert "\nlanes 0 to 2 of 7\n" in result.stdout
-    assert "\nlanes 5 to 6 of 7\n" in result.stdout
+    assert "\npart 1 of 3: seed 0 to seed 2\n" in result.stdout
+    assert "\npart 3 of 3: seed 5 to seed 6\n" in result.stdout
     assert result.stdout.count("compiled in") == 1
     assert result.stdout.count("greedy evaluation of 7 seeds") == 1
     whole, batches = (Path("runs", script, "CartPole-v1", name) for name in ("whole", "batches"))
@@ -328,25 +328,25 @@ def test_auto_divides_what_does_not_fit(monkeypatch):
     monkeypatch.setattr(runner.devices.memory, "available_bytes", lambda num_devices: int(0.8 * program))
     result = call("ppo", *arguments, "--name", "small")
     assert result.status == 0, result
-    assert "\nlanes 0 to 1 of 4\n" in result.stdout
+    assert "\npart 1 of 2: seed 0 to seed 1\n" in result.stdout
     assert_same_beginning(*(saved_metrics(Path(*SAME, name)) for name in ("whole", "small")))
 
     result = call("ppo", *arguments, "--name", "four", "--lanes-per-batch", "4")
     assert result.status == 2
-    assert result.stderr == "error: 4 lanes take 1.25 times the memory; lower --lanes-per-batch\n"
+    assert result.stderr == "error: 4 lanes (seeds x settings) take 1.25 times the memory; lower --lanes-per-batch\n"
     assert not Path(*SAME, "four").exists()
 
     monkeypatch.setattr(runner.devices.memory, "available_bytes", lambda num_devices: int(0.9 * compile_small(1)))
     result = call("ppo", *arguments, "--name", "one")
     assert result.status == 2
-    assert result.stderr == "error: one lane takes 1.11 times the memory; lower --num-envs (or --buffer-size)\n"
+    assert result.stderr == "error: one seed takes 1.11 times the memory; lower --num-envs (or --buffer-size)\n"
 
     monkeypatch.setattr(runner.devices.memory, "available_bytes", lambda num_devices: 100)
     result = call("ppo", *arguments, "--name", "tiny")
     assert result.status == 2
-    assert re.search(r"the state of 1 lane takes [\d.]+ KiB and the memory is 100 B; lower --num-envs", result.stderr)
+    assert re.search(r"the state of 1 seed takes [\d.]+ KiB and the memory is 100 B; lower --num-envs", result.stderr)
     result = call("ppo", *arguments, "--name", "tiny", "--lanes-per-batch", "3")
-    assert re.search(r"the state of 3 lanes takes .*; lower --lanes-per-batch", result.stderr)
+    assert re.search(r"the state of 3 lanes \(seeds x settings\) takes .*; lower --lanes-per-batch", result.stderr)
 
 
 def compile_small(num_lanes):
@@ -468,7 +468,7 @@ def test_a_process_that_dies_leaves_the_others_at_work(folder):
         result = first.finish()
     assert result.status == 1, result
     directory = Path(*SAME, "two")
-    error = "error: process 1 ended before its lanes did; the others are saved, continue with --resume"
+    error = "error: process 1 ended too early; what the others trained is saved, continue with --resume"
     assert f"{error} {directory}\n" in result.stderr
     assert "Traceback" not in result.stderr
     result = call("ppo", "--resume", str(directory), *flags(eval_episodes=0))

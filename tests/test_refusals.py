@@ -106,7 +106,7 @@ def test_input_that_is_refused_in_one_line(words, message, folder):
     ("words", "message"),
     [
         (["--buffer-size", "100000000000"], "buffer_size = 100000000000 does not fit an int32"),
-        (["--buffer-size", "2000000000"], "the state of 1 lane takes "),
+        (["--buffer-size", "2000000000"], "the state of 1 seed takes "),
         (["--epsilon-end", "2"], "epsilon_end must be between 0 and 1, not 2.0"),
         (["--tau", "2"], "tau must be above 0 and at most 1, not 2.0"),
         (

@@ -187,4 +187,4 @@ def test_wandb_gets_the_share_of_healthy_lanes_with_every_record(lanes_per_batch
     shares = [values["is_healthy"] for run in runs for values in run.logged if "grad_norm" in values]
     assert shares == 4 * ([0.8] if lanes_per_batch == "auto" else [0.6])
     assert runs[0].summary["is_healthy"] == shares[0]
-    assert "1 of 5 lanes diverged" in result.stdout or lanes_per_batch == "2"
+    assert "1 of 5 seeds diverged" in result.stdout or lanes_per_batch == "2"

@@ -32,7 +32,7 @@ class Options:
     checkpoint_buffer: bool = True  # save the replay buffer too; without it files are small but resuming is not exact
     resume: str = ""  # folder of a run to continue, or to extend with a larger --total-timesteps
     devices: int = 0  # number of devices of this host to use; 0: all; on a CPU a device is a core
-    devices_per_lane: int = 1  # number of devices that split the environments and minibatches of a lane
+    devices_per_lane: int = 1  # number of devices that split the environments and minibatches of a lane (a seed)
     lanes_per_batch: str = "auto"  # lanes (seeds x settings) trained at once, more in further batches; auto: what fits
     # precision of matrix products on a GPU or TPU; tf32 and bfloat16 are faster, but results then depend on the device
     matmul_precision: Literal["float32", "tf32", "bfloat16"] = "float32"

@@ -101,7 +101,9 @@ def check_state(options: Options, num_lanes: int, lane_bytes: int) -> None:
     least = 1 if is_auto else min(int(options.lanes_per_batch), -(-num_lanes // jax.process_count()))
     if least * lane_bytes > available:
         lanes, flag = (
-            ("1 lane", "--num-envs (or --buffer-size)") if least == 1 else (f"{least:,} lanes", "--lanes-per-batch")
+            ("1 seed", "--num-envs (or --buffer-size)")
+            if least == 1
+            else (f"{least:,} lanes (seeds x settings)", "--lanes-per-batch")
         )
         raise ValueError(
             f"the state of {lanes} takes {format_bytes(least * lane_bytes)} and the memory is "
@@ -169,6 +171,6 @@ def check_fits(programs: Any, hint: str) -> None:
     """Raise ValueError if the training program takes more memory than its devices have."""
     share, num_lanes = programs.share_of_memory, programs.num_lanes
     if share > 1:
-        lanes = "one lane takes" if num_lanes == 1 else f"{num_lanes} lanes take"
+        lanes = "one seed takes" if num_lanes == 1 else f"{num_lanes} lanes (seeds x settings) take"
         hint = "lower --num-envs (or --buffer-size)" if num_lanes == 1 else hint
         raise ValueError(f"{lanes} {share:.2f} times the memory; {hint}")

@@ -139,7 +139,7 @@ class ProgressDisplay:
             text += f"  {self.experiment.policy} {iqm(progress.evaluations['eval_episode_return'][:, -1]):.1f}"
         self._warn(steps, finite_records(records, self.experiment.scalars).all(axis=1))
         if self.diverged.any():
-            text += f"  {self.diverged.sum():,} of {len(self.diverged):,} lanes diverged"
+            text += f"  {self.diverged.sum():,} of {len(self.diverged):,} {self.experiment.noun} diverged"
         if self.bar:
             self.bar.update(self.task, completed=steps, description=text)
         elif steps >= self.total_steps or elapsed - self.last_line >= SECONDS_BETWEEN_LINES:
