@@ -457,12 +457,20 @@ def cells(pair: Pair, raw: dict[str, Any], folder: Path) -> dict[str, str]:
         "IQM": f"{x['iqm']:.{digits}f}",
         "95 % interval": f"{x['ci_low']:.{digits}f} to {x['ci_high']:.{digits}f}",
         "mean": f"{x['mean']:.{digits}f}",
+        "worst quarter": f"{x['worst_quarter']:.{digits}f}",
         "worst seed": f"{x['min']:.{digits}f}",
+        "failed seeds": str(count_failed(raw)),
         "seeds": seeds,
         "random actions": f"{raw['random_episode_return']:.{digits}f}",
         "best published": pair.published,
         "time": (f"{raw['timing']['wall_seconds']:.0f} s" if raw["timing"] else "not timed") + earlier,
     }
+
+
+def count_failed(raw: dict[str, Any]) -> int:
+    """Seeds that end below half of the way from random actions to the IQM of the row."""
+    scores, random = np.array(raw["final_episode_return"]), raw["random_episode_return"]
+    return int(np.sum(scores < (random + iqm(scores)) / 2))
 
 
 INTRODUCTION = """\
@@ -474,7 +482,8 @@ where `seeds` is less. Presets of GPU size have published settings, but for PPO'
 the settings of all other presets of PPO and REPPO, of DQN on CartPole, and of all scripts on the MountainCars, bsuite,
 misc, and Brax' reacher, hopper and walker2d were chosen on seeds 1000 and up.
 Scores are greedy returns after training, over 100 whole episodes for each seed: the interquartile mean (IQM) over seeds
-with its 95 % bootstrap interval, the mean, and the worst seed.
+with its 95 % bootstrap interval, the mean, the mean of the worst quarter of the seeds, and the worst seed. A seed has
+failed if it ends below half of the way from random actions to the IQM of its row: {} of {} seeds.
 Each script's name links to the raw file with the commands, the settings, the curve and the score of every seed,
 the commit, the versions and the machine. `time` is the whole training command for all seeds together, on one or two
 cores that often had other work, "not timed" where it was stopped; an "earlier program" may draw other random numbers
@@ -561,7 +570,9 @@ published number (ties: half), the mean over environments. Both have 95 % bootst
 
 def report(raws: dict[Pair, dict[str, Any]]) -> str:
     """The text of RESULTS.md."""
-    lines = [INTRODUCTION]
+    rows = [raw for pair, raw in raws.items() if not (pair.changes or pair in FAMILIES[GPU])]
+    seeds = [(count_failed(raw), len(raw["final_episode_return"])) for raw in rows]
+    lines = [INTRODUCTION.format(*np.sum(seeds, axis=0))]
     for family, pairs in FAMILIES.items():
         if family == GPU:
             continue

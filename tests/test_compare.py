@@ -315,6 +315,10 @@ def test_two_runs(folder):
         assert float(middle["value"]) == pytest.approx(stats.trim_mean(scores, 0.25), rel=1e-5)
         assert float(middle["ci_low"]) < float(middle["value"]) < float(middle["ci_high"])
         assert float(share["value"]) == np.mean(np.array(scores) >= 480)
+        worst, least = (table["CartPole-v1", name, "", x] for x in ("worst quarter", "min"))
+        assert float(worst["value"]) == pytest.approx(np.mean(sorted(scores)[:2]), rel=1e-5)
+        assert float(worst["ci_low"]) <= float(worst["value"]) < float(worst["ci_high"])
+        assert float(least["value"]) == min(scores)
         assert (mean["seeds"], mean["env_steps"], mean["score"]) == ("8", "2000", "evaluation")
     pair = table["CartPole-v1", "ppo", "dqn", "probability of improvement"]
     assert float(pair["value"]) == pytest.approx(stats.mannwhitneyu(A, B).statistic / 64, rel=1e-5)

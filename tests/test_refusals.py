@@ -78,6 +78,7 @@ def test_bad_settings(script, changes, words, folder):
         (["--num-seeds", "100000000"], "100,000,000 lanes (seeds x settings) record about"),
         (["--sweep", "gamma=lin:0.9:0.99:1000000000"], "2,000,000,000 lanes (seeds x settings) record about"),
         (["--sweep", "gamma=lin:0.9:0.99", "--sweep-samples", "1000000000"], "2,000,000,000 lanes (seeds x"),
+        (["--rank-by", "mean"], "--rank-by has no effect without a --sweep, whose settings it ranks"),
         (["--eval-every", "-1"], "eval_every must be auto or a number of env steps, at least 0, not -1"),
         (["--eval-sampled", "--eval-episodes", "0"], "--eval-sampled has no effect with eval_episodes = 0"),
         (["--eval-every", "often"], "eval_every must be auto or a number of env steps, at least 0, not often"),

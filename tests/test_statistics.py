@@ -19,6 +19,7 @@ from runner.report.statistics import (
     learning_curve,
     rank,
     summarize,
+    worst_quarter,
 )
 
 MANY = MANY_SEEDS + 1
@@ -142,7 +143,7 @@ def test_summary_worked_by_hand():
     summary = summarize(np.array([1.0, 2.0, 4.0, 90.0], np.float32))
     assert summary["mean"] == 24.25
     assert summary["iqm"] == 3.0
-    assert (summary["min"], summary["max"]) == (1.0, 90.0)
+    assert (summary["worst_quarter"], summary["min"], summary["max"]) == (1.0, 1.0, 90.0)
     assert 1.0 <= summary["ci_low"] <= 3.0 <= summary["ci_high"] <= 90.0
     assert all(type(value) is float for value in summary.values())
 
@@ -329,6 +330,24 @@ RISE = np.r_[np.linspace(-50, -12, 10), np.full(10, -12)]
 )
 def test_greedy_returns_that_stay_far_below_the_training_return(training, greedy, expected):
     assert gap(training, greedy) == (expected and pytest.approx(expected))
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [([7.0], 7.0), ([4.0, 1.0, 2.0, 90.0], 1.0), ([5.0, 4.0, 1.0, 2.0, 90.0], 1.5), ([1.0, np.nan], np.nan)],
+)
+def test_worst_quarter_worked_by_hand(scores, expected):
+    """A quarter of five seeds is rounded up to two."""
+    np.testing.assert_array_equal(worst_quarter(np.array(scores)), expected)
+    np.testing.assert_array_equal(worst_quarter(np.array([scores] * 2), axis=-1), [expected] * 2)
+
+
+def test_rank_by_a_chosen_statistic():
+    scores = np.array([[0.0, 5.0, 5.0, 5.0], [1.0, 1.0, 1.0, 90.0], [3.0] * 4])
+    summaries = [summarize(x) for x in scores]
+    assert rank(summaries, "iqm") == [0, 2, 1]
+    assert rank(summaries, "mean") == [1, 0, 2]
+    assert rank(summaries, "worst_quarter") == [2, 1, 0]
 
 
 def test_rank_by_iqm_then_mean_with_nan_last():

@@ -223,6 +223,11 @@ def test_a_sweep_trains_every_setting_with_every_seed(monkeypatch):
     for name in ("sweep.png", "curve.png"):
         assert image.imread(directory / name).shape[0] > 300
 
+    assert call(script, *flags(resume=str(directory), rank_by="worst-quarter")).status == 0
+    again = json.loads((directory / "summary.json").read_text())
+    worst = [setting["eval_episode_return"]["worst_quarter"] for setting in again["settings"]]
+    assert [worst[i] for i in again["ranking"]] == sorted(worst, reverse=True)
+
     # The command that is printed trains the same lanes alone: the same numbers, to rounding, at the beginning.
     rerun = shlex.split(summary["rerun"])
     assert result.stdout.count(summary["rerun"]) == 1

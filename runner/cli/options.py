@@ -20,6 +20,8 @@ class Options:
     # float setting to vary, in one compilation: learning-rate=1e-4,3e-4 or =log:1e-5:1e-2:16 or =lin:LOW:HIGH:COUNT
     sweep: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     sweep_samples: int = 0  # number of random settings drawn from the ranges of --sweep; 0: train the whole grid
+    # statistic over seeds that ranks the settings of a sweep; worst-quarter: mean of the worst quarter of the seeds
+    rank_by: Literal["iqm", "mean", "worst-quarter"] = "iqm"
     out: str = "runs"  # results go to OUT/<script>/<env>/NAME
     name: str = ""  # folder of this run; empty: date and time
     eval_episodes: int = 32  # episodes per seed in each evaluation; 0: no evaluation
@@ -76,6 +78,8 @@ def check_options(options: Options) -> None:
         raise ValueError(f"devices_per_lane must be at least 1, not {options.devices_per_lane}")
     if options.eval_sampled and options.eval_episodes == 0 and not options.resume:
         raise ValueError("--eval-sampled has no effect with eval_episodes = 0, which evaluates nothing")
+    if options.rank_by != Options.rank_by and not (options.sweep or options.resume):
+        raise ValueError("--rank-by has no effect without a --sweep, whose settings it ranks")
     if options.eval_every != "auto":
         _check_interval(options.eval_every)
     if options.eval_max_steps < 1:

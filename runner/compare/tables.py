@@ -8,7 +8,13 @@ import numpy as np
 
 from runner.compare.comparison import Line
 from runner.files.store import replacing, write_table
-from runner.report.statistics import aggregate_iqm, probability_of_improvement, rank
+from runner.report.statistics import (
+    aggregate_iqm,
+    bootstrap_interval,
+    probability_of_improvement,
+    rank,
+    worst_quarter,
+)
 
 MAX_ROWS = 20  # rows of a table on the terminal; the files have all of them
 TEXT = ("method", "A", "B")  # columns of text; numbers stand on the right
@@ -44,7 +50,17 @@ def score_table(env: str, lines: list[Line], bar: float | None) -> Table:
     is_evaluated = lines[0].is_evaluated
     what = f"last {evaluation_of(lines)}" if is_evaluated else "last tenth of training"
     kind = "evaluation" if is_evaluated else "training"
-    columns = ["method", "seeds", "env steps", "mean", "IQM", "95 % CI of the IQM"]
+    columns = [
+        "method",
+        "seeds",
+        "env steps",
+        "mean",
+        "IQM",
+        "95 % CI of the IQM",
+        "worst quarter",
+        "its 95 % CI",
+        "min",
+    ]
     columns += [] if bar is None else [f"share >= {bar:g}"]
     largest = np.nanmax([1.0, *(np.abs(line.scores).max() for line in lines)])
     digits = 1 if largest >= 100 else 2 if largest >= 10 else 3
@@ -52,8 +68,11 @@ def score_table(env: str, lines: list[Line], bar: float | None) -> Table:
     for line in (lines[index] for index in rank([line.summary for line in lines])):
         x, seeds = line.summary, len(line.scores)
         row = [line.label, str(seeds), f"{line.num_steps:,}", *(_number(x[name], digits) for name in ("mean", "iqm"))]
-        row.append(_interval(x["ci_low"], x["ci_high"], digits))
+        low, high = map(float, bootstrap_interval([line.scores], worst_quarter))
+        row += [_interval(x["ci_low"], x["ci_high"], digits), _number(x["worst_quarter"], digits)]
+        row += [_interval(low, high, digits), _number(x["min"], digits)]
         found = [("mean", x["mean"], np.nan, np.nan), ("iqm", x["iqm"], x["ci_low"], x["ci_high"])]
+        found += [("worst quarter", x["worst_quarter"], low, high), ("min", x["min"], np.nan, np.nan)]
         if bar is not None:
             share = float(np.mean(line.scores >= bar))
             row.append(f"{share:.0%}")

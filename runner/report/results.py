@@ -21,6 +21,8 @@ from runner.report.statistics import Curve
 from runner.report.timing import Timing
 
 MAX_ROWS = 20  # settings in the table
+COLUMNS = {"mean": "mean", "iqm": "IQM", "worst_quarter": "worst quarter", "min": "min", "max": "max"}  # of statistics
+INTERVAL = "95 % CI of the IQM"
 
 
 def report(
@@ -81,10 +83,16 @@ def curve_rows(settings: dict[str, np.ndarray], curves: dict[str, list[Curve]]) 
 # -- Printing ----------------------------------------------------------------------------------------------------------
 
 
-def row(score: dict[str, float], names: list[str]) -> str:
-    """Columns of a table: the named statistics, the interval after the IQM."""
+def row(texts: dict[str, str], names: list[str], interval: str) -> str:
+    """Columns of a table: a text for each of the named statistics, the interval after the IQM."""
+    widths = {name: max(10, len(COLUMNS[name])) for name in names}
+    return " ".join(f"{texts[name]:>{widths[name]}}" + f" {interval:>23}" * (name == "iqm") for name in names)
+
+
+def numbers(score: dict[str, float], names: list[str]) -> str:
+    """The `row` of some statistics."""
     interval = f"{score['ci_low']:.1f} to {score['ci_high']:.1f}" if np.isfinite(score["ci_low"]) else "-"
-    return " ".join(f"{score[name]:10.1f}" + (f" {interval:>23}" if name == "iqm" else "") for name in names)
+    return row({name: f"{score[name]:.1f}" for name in names}, names, interval)
 
 
 def count(number: int, what: str) -> str:
@@ -101,8 +109,9 @@ def print_scores(experiment: Experiment, directory: Path, scores: Scores) -> Non
     elif "eval_episode_return" in summary:
         seeds = count(options.num_seeds, "seed")
         print(f"\n{experiment.policy} evaluation of {seeds}, {count(options.eval_episodes, 'whole episode')} each:")
-        print(f"{'mean':>10} {'IQM':>10} {'95 % CI of the IQM':>23} {'min':>10} {'max':>10}")
-        print(row(summary["eval_episode_return"], ["mean", "iqm", "min", "max"]))
+        names = ["mean", "iqm", "min", "max"]
+        print(row(COLUMNS, names, INTERVAL))
+        print(numbers(summary["eval_episode_return"], names))
     if num_cut := summary["eval_cut_episodes"]:
         total = experiment.num_lanes * options.eval_episodes
         steps = episode_limit(make_env(experiment.config.env), options.eval_max_steps)
@@ -124,14 +133,16 @@ def print_ranking(experiment: Experiment, directory: Path, scores: Scores) -> No
     print(f"\n{what}, {count(experiment.num_settings, 'setting')} with {seeds} each, best first:")
     names = [experiment.name_setting(index) for index in scores.ranking[:MAX_ROWS]]
     width = max(map(len, names))
-    print(f"{'':{width}} {'IQM':>10} {'95 % CI of the IQM':>23} {'min':>10} {'max':>10}")
+    print(f"{'':{width}} {row(COLUMNS, list(COLUMNS), INTERVAL)}")
     for name, index in zip(names, scores.ranking, strict=False):
-        print(f"{name:{width}} {row(scores.settings[index], ['iqm', 'min', 'max'])}")
+        print(f"{name:{width}} {numbers(scores.settings[index], list(COLUMNS))}")
     if len(scores.ranking) > MAX_ROWS:
         print(f"and {len(scores.ranking) - MAX_ROWS} more in {directory / store.SUMMARY}")
-    best = scores.settings[scores.ranking[0]]
-    if (num_tied := sum(setting["iqm"] == best["iqm"] for setting in scores.settings)) > 1:
-        print(f"{num_tied} settings tie for the best IQM; their order is that of the mean, then that of --sweep")
+    statistic = experiment.options.rank_by.replace("-", "_")
+    best = scores.settings[scores.ranking[0]][statistic]
+    if (num_tied := sum(setting[statistic] == best for setting in scores.settings)) > 1:
+        what = COLUMNS[statistic]
+        print(f"{num_tied} settings tie for the best {what}; their order is that of the mean, then that of --sweep")
 
 
 def print_commands(experiment: Experiment, directory: Path, is_stopped: bool) -> None:

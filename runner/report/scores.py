@@ -46,9 +46,10 @@ def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
         ranked_by = "eval_episode_return" if "eval_episode_return" in scores else "training_return"
         final = np.where(is_healthy, scores[ranked_by], np.nan)  # one that diverged is last
         settings = [summarize(x) for x in experiment.by_setting(final)]
-        ranking = rank(settings)
+        ranking = rank(settings, options.rank_by.replace("-", "_"))
         rerun = rerun_command(experiment.script, config, options, preset, experiment.setting(ranking[0]))
-        summary |= {"settings": entries, "ranked_by": ranked_by, "ranking": ranking, "rerun": rerun}
+        summary |= {"settings": entries, "ranked_by": ranked_by, "rank_by": options.rank_by}
+        summary |= {"ranking": ranking, "rerun": rerun}
     else:
         summary |= entries[0]
     curves, gap = make_curves(experiment, result), None
