@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from pathlib import Path
@@ -66,6 +66,19 @@ class Experiment:
     def lane_settings(self) -> dict[str, np.ndarray]:
         """Setting of each lane, swept field -> float32 [num_lanes]."""
         return {name: np.repeat(values, self.options.num_seeds) for name, values in self.settings.items()}
+
+    @property
+    def is_halved(self) -> bool:
+        """Whether some settings of a sweep may be stopped early."""
+        return self.options.sweep_halve != "off"
+
+    def select(self, settings: Sequence[int]) -> "Experiment":
+        """The experiment of some of the settings, in this order."""
+        return dataclasses.replace(self, settings={name: x[list(settings)] for name, x in self.settings.items()})
+
+    def lanes_at(self, settings: Sequence[int]) -> np.ndarray:
+        """The lanes of some settings, in this order."""
+        return self.by_setting(np.arange(self.num_lanes))[list(settings)].ravel()
 
     def lanes_of(self, part: "Part") -> dict[str, np.ndarray]:
         """Seed and swept fields of the lanes of a part, as metrics.npz has them."""
@@ -143,6 +156,14 @@ def split_lanes(num_lanes: int, num_processes: int, lanes_per_batch: int) -> lis
     return [Part(start, stop) for start, stop in itertools.pairwise(bounds) if start < stop]
 
 
+class Rung(NamedTuple):
+    """Settings that are trained until an iteration. A sweep that is halved has several rungs, any other run one."""
+
+    settings: tuple[int, ...]
+    stop: int
+    parts: list[Part]  # of the lanes, counted within the rung; empty: not known yet
+
+
 class Progress(NamedTuple):
     """Progress of a part."""
 
@@ -158,6 +179,7 @@ class Result(NamedTuple):
     metrics: dict[str, np.ndarray]  # [num_lanes, num_iterations]
     evaluations: dict[str, np.ndarray]  # while training and at the end, as in Progress
     scores: dict[str, np.ndarray]  # [num_lanes]: is_healthy (parameters are finite), and those of the evaluation
+    num_iterations: np.ndarray  # [num_lanes], that a lane was trained; behind them metrics are NaN, or 0 if integers
 
 
 def join_results(results: list[Result]) -> Result:
@@ -175,7 +197,34 @@ def join_results(results: list[Result]) -> Result:
         for steps, tree in zip(env_steps, evaluations, strict=True)
     ]
     joined = {EVAL_STEPS: common} | join(shown) if len(common) else {}
-    return Result(join([x.metrics for x in results]), joined, join([x.scores for x in results]))
+    num_iterations = np.concatenate([x.num_iterations for x in results])
+    return Result(join([x.metrics for x in results]), joined, join([x.scores for x in results]), num_iterations)
+
+
+def join_rungs(experiment: Experiment, rungs: list[Rung], results: list[Result]) -> Result:
+    """The results of all lanes of a sweep that was halved, each from the last rung in which it was trained."""
+    rows = [experiment.lanes_at(rung.settings) for rung in rungs]
+
+    def join(trees: list[dict[str, np.ndarray]], columns: list[np.ndarray]) -> dict[str, np.ndarray]:
+        """Arrays [lanes of the rung, n] -> [num_lanes, columns of the last rung]; `columns`: those of each tree."""
+        joined = {}
+        for name, last in trees[-1].items():
+            if all(name in tree for tree in trees):
+                empty = np.nan if np.issubdtype(last.dtype, np.floating) else 0
+                joined[name] = np.full((experiment.num_lanes, last.shape[1]), empty, last.dtype)
+                for lanes, tree, places in zip(rows, trees, columns, strict=True):
+                    shown = np.isin(places, columns[-1])
+                    joined[name][np.ix_(lanes, np.searchsorted(columns[-1], places[shown]))] = tree[name][:, shown]
+        return joined
+
+    metrics = join([x.metrics for x in results], [np.arange(rung.stop) for rung in rungs])
+    evaluations = [dict(x.evaluations) for x in results]
+    env_steps = [x.pop(EVAL_STEPS) for x in evaluations]
+    evaluations = {EVAL_STEPS: env_steps[-1]} | join(evaluations, env_steps)
+    once = [np.zeros(1, int)] * len(rungs)
+    scores = join([{name: x[:, None] for name, x in result.scores.items()} for result in results], once)
+    num_iterations = join([{"": result.num_iterations[:, None]} for result in results], once)[""][:, 0]
+    return Result(metrics, evaluations, {name: x[:, 0] for name, x in scores.items()}, num_iterations)
 
 
 def append_evaluation(

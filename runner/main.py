@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import jax
 
 from common.presets import check_preset_name, find_preset
+from runner.cli.halving import plan_stops
 from runner.cli.options import PRECISIONS, Options
 from runner.cli.parse import check_unchanged, fail, look_ahead, parse, read_words
 from runner.cli.sweep import check_distinct, count_settings, make_settings, read_axes
@@ -23,9 +24,9 @@ from runner.devices.lanes import strong
 from runner.devices.memory import check_memory
 from runner.devices.programs import check_scalars
 from runner.devices.stop import StopSignal
-from runner.experiment import Experiment, Part, Result, join_results
+from runner.experiment import Experiment, Part, Result, Rung
 from runner.files.claim import claimed_folder, describe_saved
-from runner.files.record import Record, check_parts, read_config, read_options, read_record
+from runner.files.record import Record, check_rungs, read_config, read_options, read_record
 from runner.files.store import write_metrics
 from runner.report.progress import lasting_output
 from runner.report.timing import Timing
@@ -52,8 +53,8 @@ def run(script: str, config_class: type, make: Callable) -> None:
         try:
             prepared.begin()
             import_ahead("runner.report.results")
-            results = prepared.train_parts()
-            if not prepared.stop.received or (results and len(prepared.parts) == 1):
+            results = prepared.train()
+            if not prepared.stop.received or (results and prepared.is_single):
                 conclude(prepared, results)
         except ValueError as error:
             refuse(error)
@@ -105,8 +106,13 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
         check_distinct(axes)
     settings = make_settings(axes, options.sweep_samples, options.seed)
     experiment = Experiment(script, make, config, options, settings)
-    parts = record.parts if record else []
-    check_parts(parts, num_lanes)
+    stops = [config.num_iterations]
+    if experiment.is_halved:
+        stops = plan_stops(experiment.num_settings, config.num_iterations, int(options.sweep_halve))
+    rungs = [Rung(tuple(range(experiment.num_settings)), stops[0], record.parts if record else [])]
+    if record:
+        check_rungs(record, experiment)
+        rungs = record.rungs or rungs
     claim = contextlib.ExitStack()
 
     def choose_folder() -> str:
@@ -117,7 +123,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
         preset=find_preset(script, config_class, config.env, options.preset),
         abstract_state=abstract_state,
         directory=Path(hosts.agree("directory", choose_folder)),
-        parts=parts,
+        rungs=rungs,
         wandb_id=record.wandb_id if record else secrets.token_hex(4),
         claim=claim,
         stop=StopSignal(),
@@ -171,14 +177,15 @@ def conclude(run: Run, results: dict[Part, Result]) -> None:
         from runner.report.results import report  # a second of imports, which training does not wait for
 
     if absent := hosts.wait_for_all():
-        who = "process " + ", ".join(map(str, absent))
-        fail(f"{who} ended too early; what the others trained is saved, continue with --resume {directory}", 1)
+        fail(hosts.describe_absent(absent, directory), 1)
     if jax.process_index() > 0:
         return
-    result = join_results([results.get(part) or run.read_result(part) for part in run.parts])
-    if len(run.parts) > 1:
+    result = run.join(results)
+    if not run.is_single:
         env_steps = experiment.env_steps(experiment.config.num_iterations)
         lanes = experiment.lanes_of(Part(0, experiment.num_lanes))
+        if experiment.is_halved:
+            lanes |= {"num_iterations": result.num_iterations}
         write_metrics(directory, env_steps, lanes, result.metrics, result.evaluations)
         run.tracker.log_result(env_steps, result)
     is_stopped = bool(run.stop.received)

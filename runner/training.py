@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from runner.cli.halving import choose, plan_sizes, plan_stops
+from runner.cli.parse import fail
+from runner.devices import hosts
 from runner.devices.evaluation import evaluated_iterations
-from runner.devices.memory import divide_lanes, num_bytes
+from runner.devices.memory import available_bytes, divide_lanes, num_bytes
 from runner.devices.programs import Programs
 from runner.devices.stop import StopSignal
 from runner.experiment import (
@@ -21,8 +25,11 @@ from runner.experiment import (
     Part,
     Progress,
     Result,
+    Rung,
     append_evaluation,
     append_metrics,
+    join_results,
+    join_rungs,
 )
 from runner.files import checkpoint, store
 from runner.files.claim import discard
@@ -32,6 +39,7 @@ from runner.report.timing import Timing
 from runner.report.tracking import Tracker, with_health
 
 SECONDS_PER_SEGMENT = 1.0  # target duration of a segment
+LEAST_LANES = 4  # on a CPU core, in the program of the last rung, if it is to train the rungs before too
 
 
 @dataclass
@@ -42,47 +50,144 @@ class Run:
     preset: Any  # Config of the environment, None without one
     abstract_state: Any  # shapes and dtypes of the State of one lane
     directory: Path
-    parts: list[Part]  # of all processes; those of a resumed run, else empty until `begin`
+    rungs: list[Rung]  # up to the one that is being trained; the parts are those of all processes
     wandb_id: str  # from which the ids of the wandb runs are made
     claim: contextlib.ExitStack  # on the directory; process 0 holds it for all
     stop: StopSignal
     timing: Timing
-    programs: Programs = field(init=False)  # from here on by `begin`
+    lanes: Experiment = field(init=False)  # those of the last rung; from here on by `begin`
+    programs: Programs | None = field(init=False, default=None)
     tracker: Tracker = field(init=False)
 
+    @property
+    def parts(self) -> list[Part]:
+        """The parts of the last rung."""
+        return self.rungs[-1].parts
+
+    @property
+    def is_last_rung(self) -> bool:
+        """Whether the last rung so far ends with the run."""
+        return self.rungs[-1].stop == self.experiment.config.num_iterations
+
+    @property
+    def is_single(self) -> bool:
+        """Whether all lanes are trained together, from the beginning to the end."""
+        return not self.experiment.is_halved and len(self.parts) == 1
+
+    def write_record(self) -> None:
+        """Write config.json."""
+        write_record(self.directory, self.experiment, self.rungs, self.wandb_id)
+
     def begin(self) -> None:
-        """Write the record of a new run, divide its lanes into parts, and compile."""
+        """Write the record of a new run, and compile its first program."""
         experiment, options = self.experiment, self.experiment.options
         if not options.resume:  # before compiling, so that a run killed meanwhile can be resumed
-            write_record(self.directory, experiment, [], self.wandb_id)
+            self.write_record()
         num_devices = options.devices or jax.local_device_count()
         print_header(experiment, self.preset is not None, num_devices, self.abstract_state)
-        make_programs = lambda num_lanes: Programs(experiment, self.abstract_state, num_lanes, num_devices)  # noqa: E731
         try:
-            lane_bytes = num_bytes(self.abstract_state)
-            self.programs, self.parts = divide_lanes(make_programs, experiment, num_devices, lane_bytes, self.parts)
+            self.compile(num_devices)
         except Exception:  # also one of the script's own, such as a changed loss raises when it is traced
             if not options.resume:
                 discard(self.directory)
             raise
-        self.timing.compiling = self.programs.compile_seconds
         self.tracker = Tracker(experiment, self.directory, self.wandb_id)
 
-    def folder_of(self, part: Part) -> Path:
-        """The folder of the checkpoint and the metrics of a part."""
-        return store.part_folder(self.directory, self.parts, part)
+    def train(self) -> dict[Part, Result]:
+        """Train all rungs that are left. The results are those of the parts of this process in the last one."""
+        while True:
+            results = self.train_parts()
+            if self.is_last_rung or self.stop.received:
+                return results
+            self.cut()
+            self.compile(self.experiment.options.devices or jax.local_device_count())
+
+    # -- Rungs ---------------------------------------------------------------------------------------------------------
+
+    def compile(self, num_devices: int) -> None:
+        """Divide the lanes of the last rung into parts, and compile, unless there is a program for as many lanes."""
+        rung, factor = self.rungs[-1], self.experiment.options.sweep_halve
+        self.lanes, before = self.experiment.select(rung.settings), self.programs
+        most = available_bytes(num_devices) // num_bytes(self.abstract_state)
+        if self.experiment.is_halved and jax.default_backend() == "cpu":  # compiling costs more than it gains there
+            last = plan_sizes(self.experiment.num_settings, int(factor))[-1] * self.experiment.options.num_seeds
+            most = min(most, max(last, LEAST_LANES * num_devices))
+
+        def make_programs(num_lanes: int) -> Programs:
+            if before and before.num_lanes == num_lanes:
+                return before.serve(self.lanes)
+            return Programs(self.lanes, self.abstract_state, num_lanes, num_devices)
+
+        name = f"lanes_per_batch of rung {len(self.rungs)}"
+        self.programs, parts = divide_lanes(make_programs, self.lanes, rung.parts, most, name)
+        self.rungs[-1] = rung._replace(parts=parts)
+        self.timing.compiling += self.programs.compile_seconds
+
+    def cut(self) -> None:
+        """Choose the settings that go on to the next rung, when all processes have trained theirs."""
+        if absent := hosts.meet():
+            fail(hosts.describe_absent(absent, self.directory), 1)
+        experiment, rung, result = self.experiment, self.rungs[-1], self.read_rung(-1)
+        factor, score = int(experiment.options.sweep_halve), "eval_episode_return"
+        untrained = self.lanes.by_setting(result.evaluations[score][:, 0])
+        final = np.where(result.scores["is_healthy"], result.scores[score], np.nan)
+        settings = tuple(rung.settings[i] for i in choose(self.lanes.by_setting(final), untrained, factor))
+        stops = plan_stops(experiment.num_settings, experiment.config.num_iterations, factor)
+        what = f"{len(settings)} of {len(rung.settings)} settings go on"
+        if len(settings) == len(rung.settings):
+            what = f"no setting is better than the untrained policy yet, all {len(settings)} go on"
+        print(f"rung {len(self.rungs)} of {len(stops)}: {what}", flush=True)
+        self.rungs.append(Rung(settings, stops[len(self.rungs)], []))
+        self.write_record()
+
+    def promote(self, part: Part) -> Progress:
+        """A part of a rung starts from where its lanes were at the end of the rung before."""
+        before, rung = self.rungs[-2:]
+        settings = [before.settings.index(setting) for setting in rung.settings]
+        lanes = self.experiment.select(before.settings).lanes_at(settings)[part.start : part.stop]
+        states = []
+        for source in before.parts:
+            rows = lanes[(source.start <= lanes) & (lanes < source.stop)] - source.start
+            if len(rows):
+                path = self.folder_of(source, -2) / store.CHECKPOINT
+                states.append(checkpoint.restore_lanes(path, self.abstract_state, rows))
+        state = self.programs.placement.place(jax.tree.map(lambda *x: jnp.concatenate(x), *states))
+        result = self.read_rung(-2)
+        evaluations = {name: x if name == EVAL_STEPS else x[lanes] for name, x in result.evaluations.items()}
+        return Progress(before.stop, state, {name: x[lanes] for name, x in result.metrics.items()}, evaluations)
+
+    def read_rung(self, index: int) -> Result:
+        """The results of all lanes of a rung that has been trained."""
+        return join_results([self.read_result(part, index) for part in self.rungs[index].parts])
+
+    def join(self, results: dict[Part, Result]) -> Result:
+        """The results of all lanes; `results`: of the parts of this process in the last rung."""
+        result = join_results([results.get(part) or self.read_result(part) for part in self.parts])
+        if len(self.rungs) == 1:
+            return result
+        before = [self.read_rung(index) for index in range(len(self.rungs) - 1)]
+        return join_rungs(self.experiment, self.rungs, [*before, result])
+
+    # -- Parts ---------------------------------------------------------------------------------------------------------
+
+    def folder_of(self, part: Part, index: int = -1) -> Path:
+        """The folder of the checkpoint and the metrics of a part of a rung."""
+        directory = self.directory
+        if self.experiment.is_halved:
+            directory = store.rung_folder(directory, range(len(self.rungs))[index])
+        return store.part_folder(directory, self.rungs[index].parts, part)
 
     def train_parts(self) -> dict[Part, Result]:
         """Train and evaluate the parts of this process."""
         results = {}
         for part in self.parts[jax.process_index() :: jax.process_count()]:
             if len(self.parts) > 1:
-                first, last = (self.experiment.name_lane(lane) for lane in (part.start, part.stop - 1))
+                first, last = (self.lanes.name_lane(lane) for lane in (part.start, part.stop - 1))
                 print(f"part {self.parts.index(part) + 1} of {len(self.parts)}: {first} to {last}", flush=True)
-            progress = self.train(part, self.start(part))
+            progress = self.train_part(part, self.start(part))
             if progress.iteration > 0:
                 results[part] = self.finish(part, progress)
-                if jax.process_count() > 1:
+                if jax.process_count() > 1 or self.experiment.is_halved:
                     store.write_arrays(self.folder_of(part) / store.EVALUATION, results[part].scores)
             if self.stop.received:
                 break
@@ -90,7 +195,7 @@ class Run:
         return results
 
     def start(self, part: Part) -> Progress:
-        """A part starts from a fresh State, or from its checkpoint when resuming.
+        """A part starts from a fresh State, from the rung before, or from its checkpoint when resuming.
 
         The record is written when the checkpoint has been read: a run that cannot be resumed stays as it is.
         """
@@ -99,22 +204,24 @@ class Run:
         settings, keys = self.programs.inputs(part)
         if iteration is None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_record(self.directory, self.experiment, self.parts, self.wandb_id)
+            self.write_record()
+            if len(self.rungs) > 1:
+                return self.promote(part)
             return Progress(0, self.programs.init.result()(settings, keys), {}, {})
         spread = lambda x: jax.ShapeDtypeStruct((part.num_lanes, *x.shape), x.dtype)  # noqa: E731
         state = checkpoint.restore(path, jax.tree.map(spread, self.abstract_state), self.programs.state)
-        steps, lanes = self.experiment.env_steps(iteration), self.experiment.lanes_of(part)
+        steps, lanes = self.lanes.env_steps(iteration), self.lanes.lanes_of(part)
         metrics, evaluations = store.read_metrics(path.parent, steps, lanes)
         if getattr(self.abstract_state, "buffer", None) is not None and state.buffer is None:
             print("the checkpoint has no replay buffer: it is filled again with random transitions", flush=True)
             state = state.replace(buffer=self.programs.refill(part))
-        write_record(self.directory, self.experiment, self.parts, self.wandb_id)
+        self.write_record()
         print(f"resumed {path.parent} at {steps[-1]:,} env steps", flush=True)
         return Progress(iteration, state, metrics, evaluations)
 
-    def train(self, part: Part, progress: Progress) -> Progress:
+    def train_part(self, part: Part, progress: Progress) -> Progress:
         """Run segments until the end or a signal, evaluate before and between them, and save."""
-        config, options, total = self.experiment.config, self.experiment.options, self.experiment.config.num_iterations
+        config, options, total = self.experiment.config, self.experiment.options, self.rungs[-1].stop
         if progress.iteration >= total:
             return progress
         settings, _ = self.programs.inputs(part)
@@ -123,7 +230,7 @@ class Run:
             progress = self.record(part, progress, self.evaluate(part, progress))
         seconds, length = min(SECONDS_PER_SEGMENT, options.checkpoint_every), 1
         saved, saved_time = progress.iteration, time.perf_counter()
-        with ProgressDisplay(self.experiment, part, progress.iteration) as display:
+        with ProgressDisplay(self.lanes, part, progress.iteration, total) as display:
             while progress.iteration < total and not self.stop.received:
                 started, start = time.perf_counter(), progress.iteration
                 end = min(start + length, total, *evaluated[evaluated > start][:1].tolist())
@@ -134,7 +241,7 @@ class Run:
                 length = int(np.clip((end - start) / elapsed * seconds, 1, self.programs.capacity))
                 progress = Progress(end, state, append_metrics(progress.metrics, records), progress.evaluations)
                 self.log(part, self.experiment.env_steps(end)[start:], with_health(self.experiment, records))
-                if end in evaluated:
+                if end in evaluated and end < total:
                     progress = self.record(part, progress, self.evaluate(part, progress))
                 display.update(progress, records)
                 if time.perf_counter() - saved_time >= options.checkpoint_every:
@@ -155,7 +262,7 @@ class Run:
 
     def write_metrics(self, part: Part, progress: Progress) -> None:
         """Write metrics.npz of a part."""
-        env_steps, lanes = self.experiment.env_steps(progress.iteration), self.experiment.lanes_of(part)
+        env_steps, lanes = self.lanes.env_steps(progress.iteration), self.lanes.lanes_of(part)
         with self.timing.measure("saving"):
             store.write_metrics(self.folder_of(part), env_steps, lanes, progress.metrics, progress.evaluations)
 
@@ -180,20 +287,23 @@ class Run:
 
     def log(self, part: Part, env_steps: np.ndarray, metrics: dict[str, np.ndarray]) -> None:
         """Log metrics [num_lanes, n] to wandb; with several parts that is done at the end, when all are there."""
-        if part.num_lanes == self.experiment.num_lanes:
+        if self.is_single:
             self.tracker.log(env_steps, metrics)
 
     def finish(self, part: Part, progress: Progress) -> Result:
         """Evaluate a part that has been trained. It is already saved, whatever happens here."""
         scores = self.evaluate(part, progress) if self.experiment.options.eval_episodes else {}
-        if progress.iteration == self.experiment.config.num_iterations:
+        if progress.iteration == self.rungs[-1].stop:
             progress = self.record(part, progress, scores)
             self.write_metrics(part, progress)
         scores |= {"is_healthy": self.programs.is_healthy(part, progress.state)}
-        return Result(progress.metrics, progress.evaluations, scores)
+        num_iterations = np.full(part.num_lanes, progress.iteration)
+        return Result(progress.metrics, progress.evaluations, scores, num_iterations)
 
-    def read_result(self, part: Part) -> Result:
-        """The result written by another process."""
-        path, lanes = self.folder_of(part), self.experiment.lanes_of(part)
-        env_steps = self.experiment.env_steps(self.experiment.config.num_iterations)
-        return Result(*store.read_metrics(path, env_steps, lanes), store.read_evaluation(path))
+    def read_result(self, part: Part, index: int = -1) -> Result:
+        """The result of a part that another process has written, or this one in a rung before."""
+        rung, path = self.rungs[index], self.folder_of(part, index)
+        lanes = self.experiment.select(rung.settings).lanes_of(part)
+        metrics, evaluations = store.read_metrics(path, self.experiment.env_steps(rung.stop), lanes)
+        num_iterations = np.full(part.num_lanes, rung.stop)
+        return Result(metrics, evaluations, store.read_evaluation(path), num_iterations)

@@ -176,7 +176,7 @@ def result_of(lanes, steps):
     for step in steps:
         evaluations = append_evaluation(evaluations, step, scores_of(*(lane + step for lane in lanes)))
     metrics = {"loss": np.ones((len(lanes), 3))}
-    return Result(metrics, evaluations, {"is_healthy": np.ones(len(lanes), bool)})
+    return Result(metrics, evaluations, {"is_healthy": np.ones(len(lanes), bool)}, np.full(len(lanes), 3))
 
 
 def test_lanes_of_all_parts_are_joined():

@@ -24,7 +24,7 @@ from hypothesis.extra import numpy as hnp
 
 from common.config import NonNegative
 from runner.cli.options import Options
-from runner.experiment import EVAL_METRICS, Experiment, Part, append_metrics
+from runner.experiment import EVAL_METRICS, Experiment, Part, Rung, append_metrics
 from runner.files import record as record_module
 from runner.files.claim import claimed_folder
 from runner.files.record import check_parts, read_config, read_experiment, read_options, read_record
@@ -303,9 +303,9 @@ class Config:
     activation: Literal["tanh", "relu"] = "tanh"
 
 
-def write_record(directory, config, options, settings=None, parts=((0, 5),)):
+def write_record(directory, config, options, settings=None, parts=((0, 5),), rungs=()):
     experiment = Experiment("scripts/algorithm.py", None, config, options, settings or {})
-    record_module.write_record(directory, experiment, parts, "abc")
+    record_module.write_record(directory, experiment, rungs or [Rung((0,), 1, parts)], "abc")
     return directory / "config.json"
 
 
@@ -321,6 +321,38 @@ def test_a_record_gives_config_options_and_parts_back(tmp_path):
     assert record.parts == [(0, 2), (2, 5)]
     content = json.loads(path.read_text())
     assert (content["version"], content["packages"]["numpy"]) == (2, np.__version__)
+
+
+HALVED = dataclasses.replace(OPTIONS, num_seeds=2, sweep=("learning_rate=0.1,0.2,0.3",), sweep_halve="3")
+RATES = {"learning_rate": np.float32([0.1, 0.2, 0.3])}
+RUNGS = [Rung((0, 1, 2), 4, [Part(0, 4), Part(4, 6)]), Rung((1,), 12, [])]
+
+
+def test_a_record_gives_rungs_back(tmp_path):
+    write_record(tmp_path, Config(), HALVED, RATES, rungs=RUNGS)
+    record = read_record(tmp_path)
+    assert (record.rungs, record.parts) == (RUNGS, [])
+    read_experiment(record, SimpleNamespace(Config=Config, make=None))
+
+
+@pytest.mark.parametrize(
+    "rungs",
+    [
+        3,
+        [3],
+        [{"stop": 4, "parts": []}],
+        [{"settings": [0.5], "stop": 4, "parts": []}],
+        [{"settings": [0, 1, 2], "stop": True, "parts": []}],
+        [{"settings": [0, 1, 2], "stop": 4, "parts": [[0]]}],
+        [{"settings": [0, 1, 3], "stop": 4, "parts": []}],
+        [{"settings": [0, 1, 2], "stop": 4, "parts": [[0, 5]]}],
+    ],
+    ids=str,
+)
+def test_recorded_rungs_changed_by_hand_are_refused(tmp_path, rungs):
+    change(write_record(tmp_path, Config(), HALVED, RATES, rungs=RUNGS), rungs=rungs)
+    with pytest.raises(ValueError, match=r"rungs|parts"):
+        read_experiment(read_record(tmp_path), SimpleNamespace(Config=Config, make=None))
 
 
 def test_another_spelling_of_the_environment_is_the_same(tmp_path):

@@ -136,5 +136,6 @@ def test_powers_of_ten_have_a_logarithmic_axis_also_with_a_zero(values, scale, m
     figures = []
     monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
     summaries = [{"iqm": 1.0, "ci_low": 0.0, "ci_high": 2.0}] * len(values)
-    plot_sweep("sweep.png", {"coefficient": np.array(values)}, summaries, is_grid=True, title="")
+    steps = np.full(len(values), 100)
+    plot_sweep("sweep.png", {"coefficient": np.array(values)}, summaries, steps, is_grid=True, title="")
     assert figures[0].axes[0].get_xscale() == scale

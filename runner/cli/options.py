@@ -20,6 +20,9 @@ class Options:
     # float setting to vary, in one compilation: learning-rate=1e-4,3e-4 or =log:1e-5:1e-2:16 or =lin:LOW:HIGH:COUNT
     sweep: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     sweep_samples: int = 0  # number of random settings drawn from the ranges of --sweep; 0: train the whole grid
+    # train all settings of a sweep to 1/N**2 of the run, the best 1/N of them to 1/N, and the best 1/N of those to the
+    # end, with more or fewer such rungs for more or fewer settings; off: train all to the end
+    sweep_halve: str = "off"
     # statistic over seeds that ranks the settings of a sweep; worst-quarter: mean of the worst quarter of the seeds
     rank_by: Literal["iqm", "mean", "worst-quarter"] = "iqm"
     out: str = "runs"  # results go to OUT/<script>/<env>/NAME
@@ -47,8 +50,8 @@ class Options:
 
 
 # Options that may not change when a run is resumed, and those that describe a process instead of the run.
-FIXED = ("num_seeds", "seed", "preset", "sweep", "sweep_samples", "eval_sampled", "lanes_per_batch", "matmul_precision")
-FIXED += ("out", "name")
+FIXED = ("num_seeds", "seed", "preset", "sweep", "sweep_samples", "sweep_halve", "eval_sampled", "lanes_per_batch")
+FIXED += ("matmul_precision", "out", "name")
 PROCESS = ("resume", "devices_per_lane", "coordinator", "num_processes", "process_id")
 # Values of matmul_precision, with JAX's names for them.
 PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
@@ -80,6 +83,8 @@ def check_options(options: Options) -> None:
         raise ValueError("--eval-sampled has no effect with eval_episodes = 0, which evaluates nothing")
     if options.rank_by != Options.rank_by and not (options.sweep or options.resume):
         raise ValueError("--rank-by has no effect without a --sweep, whose settings it ranks")
+    if options.sweep_halve != "off":
+        _check_halving(options)
     if options.eval_every != "auto":
         _check_interval(options.eval_every)
     if options.eval_max_steps < 1:
@@ -98,6 +103,21 @@ def check_options(options: Options) -> None:
     if options.name != options.name.strip():
         raise ValueError(f"name must not begin or end with a space, as {options.name!r} does")
     _check_processes(options)
+
+
+def _check_halving(options: Options) -> None:
+    text = options.sweep_halve
+    if not (text.isdecimal() and int(text) >= 2):
+        raise ValueError(f"sweep_halve must be off or an integer of at least 2, not {text}")
+    if not options.sweep:
+        raise ValueError(f"--sweep-halve {text} needs a --sweep, whose settings it stops early")
+    if options.eval_episodes == 0:
+        raise ValueError(f"--sweep-halve {text} chooses by evaluation, which eval_episodes = 0 turns off")
+    if not options.checkpoint_buffer:
+        raise ValueError(
+            f"--sweep-halve {text} goes on from checkpoints with replay buffers; leave out the flag "
+            "--no-checkpoint-buffer"
+        )
 
 
 def _check_interval(text: str) -> None:

@@ -131,9 +131,10 @@ def check_unchanged(directory: str, saved: tuple[Any, Any], given: tuple[Any, An
         for field in dataclasses.fields(old):
             before, after = getattr(old, field.name), getattr(new, field.name)
             may_change = isinstance(old, Options) and field.name not in FIXED
-            if before == after or may_change or (field.name == "total_timesteps" and after > before):
+            may_grow = field.name == "total_timesteps" and saved[1].sweep_halve == "off"
+            if before == after or may_change or (may_grow and after > before):
                 continue
-            hint = "it may only grow" if field.name == "total_timesteps" else "leave the flag out to resume"
+            hint = "it may only grow" if may_grow else "leave the flag out to resume"
             change = f"{field.name} = {_shown(before)}, not {_shown(after)}"
             raise ValueError(f"{directory} was started with {change}; {hint}")
 

@@ -74,6 +74,8 @@ def read_lines(directory: Path) -> list[Line]:
     env = record.config.get("env")
     if not isinstance(env, str):
         raise ValueError(f"{record.path} does not name the environment")
+    if record.rungs and not (directory / store.METRICS).exists():
+        raise ValueError(f"{directory} is a halved sweep that has not ended; continue it with --resume")
     arrays = _read_metrics(directory, record.parts)
     swept = tuple(name.removeprefix("sweep_") for name in arrays if name.startswith("sweep_"))
     lanes_of = defaultdict(dict)  # setting -> seed -> lane; a random sweep may draw the same setting twice
@@ -84,8 +86,16 @@ def read_lines(directory: Path) -> list[Line]:
         fields = record.config | dict(zip(swept, map(float, values), strict=True))
         metrics = {name: arrays[name] for name in STEPS if name in arrays}
         metrics |= {name: arrays[name][list(lanes.values())] for name in RETURNS if name in arrays}
+        if "num_iterations" in arrays:
+            metrics = _until(metrics, int(arrays["num_iterations"][next(iter(lanes.values()))]))
         lines.append(Line(directory, record.algorithm, env, fields, swept, planned, is_sampled, metrics))
     return lines
+
+
+def _until(metrics: dict[str, np.ndarray], num_iterations: int) -> dict[str, np.ndarray]:
+    """The metrics of a setting that a sweep stopped after so many iterations."""
+    last = metrics["env_steps"][num_iterations - 1]
+    return {name: x[..., metrics[_steps_of(name)] <= last] for name, x in metrics.items()}
 
 
 def _read_metrics(directory: Path, parts: list[Part]) -> dict[str, np.ndarray]:
@@ -102,7 +112,7 @@ def _read_metrics(directory: Path, parts: list[Part]) -> dict[str, np.ndarray]:
         if name in RETURNS:
             steps = _steps_of(name)
             joined[name] = np.concatenate([part[name][:, np.isin(part[steps], joined[steps])] for part in saved])
-        elif name == "seed" or name.startswith("sweep_"):
+        elif name in ("seed", "num_iterations") or name.startswith("sweep_"):
             joined[name] = np.concatenate([part[name] for part in saved])
     return joined
 

@@ -52,14 +52,15 @@ def auto_evaluations(experiment: Experiment) -> int:
 def evaluated_iterations(experiment: Experiment) -> np.ndarray:
     """Numbers of iterations after which the lanes are evaluated, the end not included; 0 is the untrained policy.
 
-    Empty if the lanes are evaluated only at the end.
+    Empty if the lanes are evaluated only at the end, but for the untrained policy, with which halving compares. The end
+    of a rung counts as an end.
     """
     config, options = experiment.config, experiment.options
     steps, every = experiment.env_steps(config.num_iterations), options.eval_every
     number = auto_evaluations(experiment) if every == "auto" else None
     interval = parse_integer(every) if number is None else -(-steps[-1] // number)
     if interval == 0 or number == 1 or options.eval_episodes == 0:
-        return np.empty(0, int)
+        return np.zeros(int(experiment.is_halved), int)
     passed = np.diff(steps // interval, prepend=config.env_steps(0) // interval) > 0
     return np.append(0, np.flatnonzero(passed[:-1]) + 1)
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -110,14 +111,23 @@ def agree(name: str, decide: Callable[[], str]) -> str:
     return decided[1:]
 
 
-def wait_for_all() -> list[int]:
-    """Wait for all living processes, then disconnect. Returns the processes that have died or ended before."""
+def meet() -> list[int]:
+    """Wait for all living processes. Returns the processes that have died or ended before."""
     client = _client()
-    if client is None:
-        return []
-    alive = _meet(client)
+    return [] if client is None else sorted(set(range(jax.process_count())) - _meet(client))
+
+
+def wait_for_all() -> list[int]:
+    """`meet`, then disconnect."""
+    absent = meet()
     leave()
-    return sorted(set(range(jax.process_count())) - alive)
+    return absent
+
+
+def describe_absent(absent: list[int], directory: Path) -> str:
+    """What to say of processes that have died or ended before."""
+    who = "process " + ", ".join(map(str, absent))
+    return f"{who} ended too early; what the others trained is saved, continue with --resume {directory}"
 
 
 def leave() -> None:

@@ -133,14 +133,15 @@ def check_evaluation(env_name: str, options: Options) -> None:
 
 
 def divide_lanes(
-    make_programs: Callable[[int], Any], experiment: Experiment, num_devices: int, lane_bytes: int, recorded: list[Part]
+    make_programs: Callable[[int], Any], experiment: Experiment, recorded: list[Part], most: int, name: str
 ) -> tuple[Any, list[Part]]:
     """Divide the lanes of a run into parts that fit the memory, and compile.
 
     Args:
         make_programs: number of lanes -> their `Programs`.
-        lane_bytes: State of a lane.
         recorded: the parts of a run that is resumed, which it keeps; else empty.
+        most: lanes in a part with --lanes-per-batch auto, or fewer.
+        name: under which all processes agree on that number.
 
     Raises:
         ValueError: what is asked for does not fit.
@@ -155,7 +156,7 @@ def divide_lanes(
         programs, parts = divide(experiment.num_lanes if asked == "auto" else int(asked))
         check_fits(programs, "resume it on a machine with more memory" if recorded else "lower --lanes-per-batch")
         return programs, parts
-    programs, parts = divide(max(1, available_bytes(num_devices) // lane_bytes))
+    programs, parts = divide(max(1, most))
     while (share := programs.share_of_memory) > 1 and programs.num_lanes > 1:
         programs, parts = divide(max(1, int(programs.num_lanes / share)))
 
@@ -163,7 +164,7 @@ def divide_lanes(
         check_fits(programs, "")
         return str(programs.num_lanes)
 
-    agreed = int(hosts.agree("lanes_per_batch", decide))
+    agreed = int(hosts.agree(name, decide))
     return (programs, parts) if agreed == programs.num_lanes else divide(agreed)
 
 

@@ -1,5 +1,6 @@
 """The compiled programs of a run."""
 
+import copy
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -52,6 +53,12 @@ class Programs:
         self.settings, self.state = self.placement.abstract(settings), self.placement.abstract(abstract_state)
         self.compile_seconds = 0.0
         self.threads = ThreadPoolExecutor(max_workers=1)
+
+    def serve(self, experiment: Experiment) -> "Programs":
+        """The same programs for as many lanes of other settings."""
+        served = copy.copy(self)
+        served.experiment, served.compile_seconds = experiment, 0.0
+        return served
 
     def inputs(self, part: Part) -> tuple[dict[str, jax.Array], jax.Array]:
         """Settings and keys of a part, placed on the devices."""

@@ -81,6 +81,27 @@ def restore(path: Path, abstract_state: Any, placed_state: Any = None) -> Any:
         return _rebuild(abstract_state, {name: place(x, _data_of(targets[name])) for name, x in rows.items()})
 
 
+def restore_lanes(path: Path, abstract_state: Any, lanes: np.ndarray) -> Any:
+    """Read the State of some lanes of a checkpoint to the host, [len(lanes), ...].
+
+    Args:
+        abstract_state: the expected shapes and dtypes, of one lane.
+        lanes: counted from 0 within the checkpoint.
+
+    Raises:
+        ValueError: the checkpoint is damaged or holds something else; the message names it.
+    """
+    with _opened(path) as (file, content):
+        rows = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        saved = {name: np.concatenate([x[i : i + 1] for i in lanes.tolist()]) for name, x in rows.items()}
+        abstract_state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(lanes), *x.shape), x.dtype), abstract_state)
+        if not _fits(abstract_state, saved, content):
+            raise ValueError("it does not hold the arrays of this State")
+        for i, lane in enumerate(lanes.tolist()):
+            _check({name: [x[i : i + 1]] for name, x in saved.items()}, content, slice(lane, lane + 1))
+        return _rebuild(abstract_state, saved)
+
+
 def restore_policy(path: Path, abstract_state: Any, lane: int) -> Any:
     """Read the State of one lane, without the axis of lanes and without its replay buffer.
 

@@ -3,14 +3,17 @@
 import dataclasses
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
+from runner.experiment import Experiment
 from runner.files.checkpoint import restore_policy
 from runner.files.record import Record, read_experiment, read_record
-from runner.files.store import CHECKPOINT, part_folder
+from runner.files.store import CHECKPOINT, part_folder, rung_folder
 
 ROOT = Path(__file__).resolve().parent.parent.parent  # the folder of the scripts
 
@@ -52,16 +55,28 @@ def load(
 def _restore(run_dir: Path, record: Record, module: Any, seed_index: int, setting_index: int) -> tuple[Any, Any, Any]:
     """`load` with the record and the module of the script."""
     experiment = read_experiment(record, module)
-    lane = experiment.lane(seed_index, setting_index)
-    part = next((part for part in record.parts if part.start <= lane < part.stop), None)
-    path = part and part_folder(run_dir, record.parts, part) / CHECKPOINT
-    if path is None or not path.exists():
+    places = lanes_of_checkpoints(run_dir, record, experiment, experiment.lane(seed_index, setting_index))
+    path, row = next((place for place in places if place[0].exists()), (None, 0))
+    if path is None:
         raise ValueError(f"{run_dir} has no checkpoint of this seed")
     config = dataclasses.replace(experiment.config, **experiment.setting(setting_index))
     algorithm = module.make(config)
     abstract_state = jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0))
-    state = restore_policy(path, abstract_state, lane - part.start)
+    state = restore_policy(path, abstract_state, row)
     return config, algorithm, jax.device_put(state)
+
+
+def lanes_of_checkpoints(
+    run_dir: Path, record: Record, experiment: Experiment, lane: int
+) -> Iterator[tuple[Path, int]]:
+    """The checkpoints that a lane may have, the last rung's first, and its row there."""
+    folders = [(run_dir, record.parts, np.arange(experiment.num_lanes))]
+    for index, rung in enumerate(record.rungs):
+        folders.append((rung_folder(run_dir, index), rung.parts, experiment.lanes_at(rung.settings)))
+    for folder, parts, lanes in reversed(folders):
+        for part in parts:
+            for row in np.flatnonzero(lanes[part.start : part.stop] == lane):
+                yield part_folder(folder, parts, part) / CHECKPOINT, int(row)
 
 
 def import_script(path: str) -> Any:

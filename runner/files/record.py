@@ -18,7 +18,7 @@ from common.config import check_value
 from common.suites import canonical_name
 from runner.cli.options import PROCESS, Options, check_options
 from runner.cli.sweep import make_settings, read_axes
-from runner.experiment import Experiment, Part
+from runner.experiment import Experiment, Part, Rung
 from runner.files.store import RECORD, write_json
 
 VERSION = 2  # 1: records without a version
@@ -39,7 +39,8 @@ class Record:
     script: str  # path
     config: dict[str, Any]
     options: dict[str, Any]
-    parts: list[Part]  # empty: not known yet
+    parts: list[Part]  # empty: not known yet, or the rungs have their own
+    rungs: list[Rung]  # of a sweep that is halved, else empty
     wandb_id: str  # from which the ids of the wandb runs are made
 
     @property
@@ -51,7 +52,7 @@ class Record:
 # -- Writing -----------------------------------------------------------------------------------------------------------
 
 
-def write_record(directory: Path, experiment: Experiment, parts: list[Part], wandb_id: str) -> None:
+def write_record(directory: Path, experiment: Experiment, rungs: list[Rung], wandb_id: str) -> None:
     """Write config.json; process 0 does it for all."""
     if jax.process_index() > 0:
         return
@@ -63,7 +64,8 @@ def write_record(directory: Path, experiment: Experiment, parts: list[Part], wan
         "config": dataclasses.asdict(experiment.config),
         "options": {name: x for name, x in options.items() if name not in PROCESS},
         "settings": {name: [float(str(x)) for x in values] for name, values in experiment.settings.items()},
-        "parts": parts,
+        "parts": [] if experiment.is_halved else rungs[-1].parts,
+        **({"rungs": [rung._asdict() for rung in rungs]} if experiment.is_halved else {}),
         "wandb_id": wandb_id,
         "command": shlex.join(["python", *sys.argv]),
         "git_commit": _git_commit(script.parent),
@@ -100,18 +102,33 @@ def read_record(directory: Path) -> Record:
         for name, kind in FIELDS.items():
             if not isinstance(content, dict) or not isinstance(content.get(name), kind):
                 raise ValueError(f"it needs a field {name!r} of type {kind.__name__}")
-        for part in content["parts"]:
-            if not isinstance(part, list) or [type(edge) for edge in part] != [int, int]:
-                raise ValueError("each of its 'parts' must be two integers")
+        parts, rungs = _read_parts(content["parts"]), _read_rungs(content.get("rungs", []))
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"no run in {directory}: it has no {RECORD}") from None
     except (OSError, ValueError, RecursionError) as error:  # JSON that is nested too deep is a RecursionError
         raise ValueError(f"{path} cannot be read: {error}") from error
-    parts = [Part(*part) for part in content["parts"]]
     config = {name: x for name, x in content["config"].items() if name not in RECIPES or x != RECIPES[name]}
     if isinstance(config.get("env"), str):  # earlier versions recorded it as it was given
         config["env"] = canonical_name(config["env"])
-    return Record(path, content["script"], config, content["options"], parts, content["wandb_id"])
+    return Record(path, content["script"], config, content["options"], parts, rungs, content["wandb_id"])
+
+
+def _read_parts(content: Any) -> list[Part]:
+    for part in content:
+        if not isinstance(part, list) or [type(edge) for edge in part] != [int, int]:
+            raise ValueError("each of its 'parts' must be two integers")
+    return [Part(*part) for part in content]
+
+
+def _read_rungs(content: Any) -> list[Rung]:
+    try:
+        rungs = [Rung(tuple(x["settings"]), x["stop"], _read_parts(x["parts"])) for x in content]
+        numbers = [number for rung in rungs for number in (rung.stop, *rung.settings)]
+    except (TypeError, LookupError) as error:
+        raise ValueError("each of its 'rungs' must have 'settings', 'stop' and 'parts'") from error
+    if any(type(number) is not int for number in numbers):
+        raise ValueError("'settings' and 'stop' of its 'rungs' must be integers")
+    return rungs
 
 
 def read_config(record: Record, config_class: type, to_resume: bool = False) -> Any:
@@ -142,7 +159,7 @@ def read_config(record: Record, config_class: type, to_resume: bool = False) -> 
 def read_options(record: Record) -> Options:
     """The options of a record, with defaults as `read_config` has them. Raises ValueError if one has a wrong value."""
     defaults = {name: x for name, x in dataclasses.asdict(Options()).items() if name not in PROCESS}
-    given = {"eval_sampled": False} | record.options  # versions without this option were greedy
+    given = {"eval_sampled": False, "sweep_halve": "off", "rank_by": "iqm"} | record.options  # versions before them
     fields = _known_fields(record, given, defaults)
     for name, x in fields.items():
         kinds = (float, int) if isinstance(defaults[name], float) else (type(defaults[name]),)
@@ -178,8 +195,17 @@ def read_experiment(record: Record, script: Any) -> Experiment:
     axes = read_axes(options.sweep, options.sweep_samples, config)
     settings = make_settings(axes, options.sweep_samples, options.seed)
     experiment = Experiment(record.script, script.make, config, options, settings)
-    check_parts(record.parts, experiment.num_lanes)
+    check_rungs(record, experiment)
     return experiment
+
+
+def check_rungs(record: Record, experiment: Experiment) -> None:
+    """Raise ValueError unless the recorded parts have all lanes, those of each rung all lanes of its settings."""
+    check_parts(record.parts, experiment.num_lanes)
+    for rung in record.rungs:
+        if not set(rung.settings) <= set(range(experiment.num_settings)):
+            raise ValueError(f"the recorded rungs are not those of {experiment.num_settings} settings")
+        check_parts(rung.parts, len(rung.settings) * experiment.options.num_seeds)
 
 
 def check_parts(parts: list[Part], num_lanes: int) -> None:

@@ -61,8 +61,13 @@ def _without_nan(x: Any) -> Any:
 
 
 def part_folder(directory: Path, parts: list[Part], part: Part) -> Path:
-    """The folder of a part; a run of a single part has everything in its own folder."""
+    """The folder of a part; a run, or a rung, of a single part has everything in its own folder."""
     return directory if len(parts) == 1 else directory / "parts" / f"lanes-{part.start}-to-{part.stop - 1}"
+
+
+def rung_folder(directory: Path, index: int) -> Path:
+    """The folder of a rung of a sweep that is halved; index counts from 0."""
+    return directory / "rungs" / str(index + 1)
 
 
 def write_metrics(

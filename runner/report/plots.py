@@ -146,46 +146,61 @@ def _quartiles(x: np.ndarray) -> np.ndarray:
 
 
 def plot_sweep(
-    path: Path, settings: dict[str, np.ndarray], summaries: list[dict[str, float]], is_grid: bool, title: str
+    path: Path,
+    settings: dict[str, np.ndarray],
+    summaries: list[dict[str, float]],
+    env_steps: np.ndarray,
+    is_grid: bool,
+    title: str,
 ) -> None:
     """Write the score against the settings: a heat map of a grid of two fields, else one panel for each field.
 
     Args:
         settings: field name -> [num_settings].
         summaries: of each setting's scores, with iqm, ci_low and ci_high; NaN where a setting diverged.
+        env_steps: of one seed of each setting; where they differ, each score is marked with them.
 
     Raises OSError if `path` cannot be written.
     """
     scores = np.array([summary["iqm"] for summary in summaries])
     if is_grid and len(settings) == 2:
         figure = Figure(figsize=(7, 5), layout="constrained")
-        _plot_heat_map(figure, settings, scores)
+        _plot_heat_map(figure, settings, scores, env_steps)
     else:
         figure = Figure(figsize=(max(7, 3.5 * len(settings)), 4.2), layout="constrained")
         low, high = (np.array([summary[name] for summary in summaries]) for name in ("ci_low", "ci_high"))
         panels = figure.subplots(1, len(settings), sharey=True, squeeze=False)[0]
         for axes, (name, values) in zip(panels, settings.items(), strict=True):
             order = np.argsort(values, kind="stable")
+            lengths = sorted(set(env_steps.tolist()), reverse=True)
             is_line = len(settings) == 1
-            axes.plot(values[order], scores[order], "o-" if is_line else "o", color="tab:blue")
-            if is_line:
+            if is_line and len(lengths) == 1:
+                axes.plot(values[order], scores[order], color="tab:blue")
                 axes.fill_between(values[order], low[order], high[order], color="tab:blue", alpha=0.25, linewidth=0)
+            for number, length in enumerate(lengths):
+                chosen = env_steps == length
+                label = f"after {length:,} env steps"
+                axes.plot(values[chosen], scores[chosen], "o", color=f"C{number}", label=label)
             least = values[values > 0].min(initial=np.inf)
             if values.min() >= 0 and values.max() / least > 20:
                 axes.set_xscale("symlog", linthresh=least)  # a logarithm that has a place for 0
                 axes.set_xlim(left=0.7 * values.min())
             axes.set_xlabel(name)
             style(axes)
-        panels[0].set_ylabel(f"{SCORE} with 95 % CI" if len(settings) == 1 else SCORE)
+        panels[0].set_ylabel(f"{SCORE} with 95 % CI" if is_line and len(lengths) == 1 else SCORE)
+        if len(lengths) > 1:
+            panels[0].legend(frameon=False, fontsize="small")
     figure.suptitle(title)
     _save(figure, path)
 
 
-def _plot_heat_map(figure: Figure, settings: dict[str, np.ndarray], scores: np.ndarray) -> None:
+def _plot_heat_map(figure: Figure, settings: dict[str, np.ndarray], scores: np.ndarray, env_steps: np.ndarray) -> None:
     (y_name, y), (x_name, x) = settings.items()
     x_values, y_values = np.unique(x), np.unique(y)
     cells = np.full((len(y_values), len(x_values)), np.nan)
-    cells[np.searchsorted(y_values, y), np.searchsorted(x_values, x)] = scores
+    steps = np.zeros(cells.shape, int)
+    places = np.searchsorted(y_values, y), np.searchsorted(x_values, x)
+    cells[places], steps[places] = scores, env_steps
     axes = figure.add_subplot()
     image = axes.imshow(cells, origin="lower", aspect="auto")
     axes.set_xticks(range(len(x_values)), map(short_texts(x_values).get, x_values), rotation=45)
@@ -195,5 +210,8 @@ def _plot_heat_map(figure: Figure, settings: dict[str, np.ndarray], scores: np.n
         middle = (np.nanmin(cells) + np.nanmax(cells)) / 2 if np.isfinite(cells).any() else 0.0
         for (row, column), value in np.ndenumerate(cells):
             color = "black" if value > middle else "white"
-            axes.text(column, row, f"{value:.4g}", ha="center", va="center", color=color, fontsize="small")
+            text = f"{value:.4g}"
+            if len(set(env_steps.tolist())) > 1:
+                text += f"\nat {EngFormatter(places=0, sep='')(steps[row, column])}"
+            axes.text(column, row, text, ha="center", va="center", color=color, fontsize="small")
     figure.colorbar(image, label=SCORE)

@@ -10,8 +10,16 @@ from typing import IO, Any
 import jax
 import numpy as np
 
+from common.environment import make_env
 from common.presets import find_preset
-from runner.devices.evaluation import MAX_EVALUATIONS, auto_evaluations, evaluation_bounds
+from runner.cli.halving import plan_sizes, plan_stops
+from runner.devices.evaluation import (
+    MAX_EVALUATIONS,
+    MAX_STEPS_RATIO,
+    auto_evaluations,
+    episode_limit,
+    evaluation_bounds,
+)
 from runner.devices.memory import describe_state
 from runner.experiment import Experiment, Part, Progress
 from runner.report.scores import finite_records
@@ -35,6 +43,8 @@ def print_header(experiment: Experiment, has_preset: bool, num_devices: int, abs
     print(f"{steps}; {describe_state(abstract_state, num_devices)}")
     if has_preset and not options.preset and not options.resume and jax.local_devices()[0].platform == "cpu":
         _name_small_preset(experiment)
+    if experiment.is_halved:
+        print(describe_rungs(experiment))
     number = auto_evaluations(experiment)
     if options.eval_episodes and options.eval_every == "auto" and number < MAX_EVALUATIONS:
         count = "1 evaluation" if number == 1 else f"{number} evaluations"
@@ -42,6 +52,25 @@ def print_header(experiment: Experiment, has_preset: bool, num_devices: int, abs
         more = f"{MAX_EVALUATIONS} could take more than {min(bounds, key=bounds.get)}"
         print(f"{count}: {more}; --eval-every N overrides")
     sys.stdout.flush()
+
+
+def describe_rungs(experiment: Experiment) -> str:
+    """The rungs of a sweep that is halved, and what they save."""
+    config, options, num_settings = experiment.config, experiment.options, experiment.num_settings
+    factor, total = int(options.sweep_halve), config.env_steps(config.num_iterations)
+    sizes, stops = plan_sizes(num_settings, factor), plan_stops(num_settings, config.num_iterations, factor)
+    if len(stops) == 1:
+        return f"--sweep-halve {factor} stops no setting: there are only {num_settings}"
+    steps = [config.env_steps(stop) for stop in stops]
+    lengths = np.diff(steps, prepend=0)
+    share = np.dot(sizes, lengths) / (num_settings * total)
+    rungs = ", ".join(f"{size} to {length:,}" for size, length in zip(sizes, steps, strict=True))
+    text = f"{len(stops)} rungs, settings to env steps: {rungs}; {share:.0%} of the env steps of the whole sweep"
+    limit = episode_limit(make_env(config.env), options.eval_max_steps)
+    evaluating = options.eval_episodes * limit * (num_settings + sum(sizes[:-1]))  # untrained, and before each cut
+    if evaluating > MAX_STEPS_RATIO * (1 - share) * num_settings * total:
+        text += "\nthe evaluations of the rungs could take longer than what they save; lower --eval-episodes"
+    return text
 
 
 def _name_small_preset(experiment: Experiment) -> None:
@@ -105,9 +134,9 @@ class LastingStream:
 class ProgressDisplay:
     """Shows env steps of one lane, the speed over all lanes that are trained together, and the latest returns."""
 
-    def __init__(self, experiment: Experiment, part: Part, iteration: int):
+    def __init__(self, experiment: Experiment, part: Part, iteration: int, stop: int):
         self.experiment, self.part = experiment, part
-        self.total_steps = experiment.config.env_steps(experiment.config.num_iterations)
+        self.total_steps = experiment.config.env_steps(stop)
         self.start_steps, self.start_time = experiment.config.env_steps(iteration), time.perf_counter()
         self.last_line = -float("inf")
         self.diverged = np.zeros(part.num_lanes, bool)

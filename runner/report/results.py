@@ -53,7 +53,8 @@ def write_plots(experiment: Experiment, directory: Path, result: Result, scores:
     title = f"{experiment.algorithm} on {experiment.config.env}"
     if experiment.settings:
         is_grid = experiment.options.sweep_samples == 0
-        ok = attempt(plot_sweep, directory / store.SWEEP_PLOT, experiment.settings, scores.settings, is_grid, title)
+        points = experiment.settings, scores.settings, scores.env_steps
+        ok = attempt(plot_sweep, directory / store.SWEEP_PLOT, *points, is_grid, title)
         names = [experiment.name_setting(i) for i in range(experiment.num_settings)]
         ok &= attempt(plot_curves, directory / store.CURVE_PLOT, names, curves, ranking, title, experiment.policy)
     else:
@@ -131,16 +132,20 @@ def print_ranking(experiment: Experiment, directory: Path, scores: Scores) -> No
     what = episodes if is_evaluated else "training return over the last tenth"
     seeds = count(experiment.options.num_seeds, "seed")
     print(f"\n{what}, {count(experiment.num_settings, 'setting')} with {seeds} each, best first:")
-    names = [experiment.name_setting(index) for index in scores.ranking[:MAX_ROWS]]
+    names, head = [experiment.name_setting(index) for index in scores.ranking[:MAX_ROWS]], ""
     width = max(map(len, names))
-    print(f"{'':{width}} {row(COLUMNS, list(COLUMNS), INTERVAL)}")
+    if experiment.is_halved:
+        names = [f"{x:{width}} {scores.env_steps[i]:>12,}" for x, i in zip(names, scores.ranking, strict=False)]
+        head, width = "env steps", width + 13
+    print(f"{head:>{width}} {row(COLUMNS, list(COLUMNS), INTERVAL)}")
     for name, index in zip(names, scores.ranking, strict=False):
         print(f"{name:{width}} {numbers(scores.settings[index], list(COLUMNS))}")
     if len(scores.ranking) > MAX_ROWS:
         print(f"and {len(scores.ranking) - MAX_ROWS} more in {directory / store.SUMMARY}")
     statistic = experiment.options.rank_by.replace("-", "_")
     best = scores.settings[scores.ranking[0]][statistic]
-    if (num_tied := sum(setting[statistic] == best for setting in scores.settings)) > 1:
+    finalists = [scores.settings[i] for i in scores.ranking if scores.env_steps[i] == max(scores.env_steps)]
+    if (num_tied := sum(setting[statistic] == best for setting in finalists)) > 1:
         what = COLUMNS[statistic]
         print(f"{num_tied} settings tie for the best {what}; their order is that of the mean, then that of --sweep")
 
@@ -150,7 +155,7 @@ def print_commands(experiment: Experiment, directory: Path, is_stopped: bool) ->
     script, run = shlex.quote(shown_path(experiment.script)), shlex.quote(str(directory))
     longer = 2 * experiment.config.total_timesteps
     print(f"\nresults in {directory}")
-    if not is_stopped:
+    if not (is_stopped or experiment.is_halved):
         print(f"  extend:      python {script} --resume {run} --total-timesteps {longer}")
     with contextlib.suppress(ValueError):  # some environments cannot be drawn
         make_env(experiment.config.env).suite.renderer()

@@ -20,7 +20,8 @@ class Scores:
     summary: dict[str, Any]  # of summary.json
     curves: dict[str, list[Curve]]  # training and, with two evaluations or more, evaluation: of each setting
     settings: list[dict[str, float]]  # statistics of each setting's final scores; of a sweep alone
-    ranking: list[int]  # settings, the best first
+    env_steps: np.ndarray  # of one seed of each setting; a sweep that is halved stops some early
+    ranking: list[int]  # settings, the best first; those that were stopped early come last
     diverged: np.ndarray  # lanes
     greedy_gap: tuple[float, float] | None  # of the best setting: see `find_greedy_gap`
 
@@ -42,11 +43,15 @@ def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
     }
     entries = [summarize_setting(experiment, scores, is_healthy, i) for i in range(experiment.num_settings)]
     settings, ranking = [], [0]
+    env_steps = np.array([config.env_steps(n) for n in experiment.by_setting(result.num_iterations)[:, 0].tolist()])
     if experiment.settings:
         ranked_by = "eval_episode_return" if "eval_episode_return" in scores else "training_return"
         final = np.where(is_healthy, scores[ranked_by], np.nan)  # one that diverged is last
         settings = [summarize(x) for x in experiment.by_setting(final)]
         ranking = rank(settings, options.rank_by.replace("-", "_"))
+        ranking.sort(key=lambda i: -env_steps[i])
+        if experiment.is_halved:
+            entries = [x | {"env_steps": int(n)} for x, n in zip(entries, env_steps, strict=True)]
         rerun = rerun_command(experiment.script, config, options, preset, experiment.setting(ranking[0]))
         summary |= {"settings": entries, "ranked_by": ranked_by, "rank_by": options.rank_by}
         summary |= {"ranking": ranking, "rerun": rerun}
@@ -57,7 +62,7 @@ def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
         best = ranking[0]
         greedy = experiment.by_setting(result.evaluations["eval_episode_return"])[best]
         gap = find_greedy_gap(curves["training"][best], result.evaluations[EVAL_STEPS], greedy)
-    return Scores(summary, curves, settings, ranking, np.flatnonzero(~is_healthy), gap)
+    return Scores(summary, curves, settings, env_steps, ranking, np.flatnonzero(~is_healthy), gap)
 
 
 def find_greedy_gap(training: Curve, env_steps: np.ndarray, greedy: np.ndarray) -> tuple[float, float] | None:
@@ -92,17 +97,32 @@ def finite_records(metrics: dict[str, np.ndarray], scalars: set[str]) -> np.ndar
 
 def healthy_lanes(experiment: Experiment, result: Result) -> np.ndarray:
     """Whether the parameters of a lane are finite and all its records healthy, [num_lanes] bool."""
-    return result.scores["is_healthy"] & finite_records(result.metrics, experiment.scalars).all(axis=1)
+    return result.scores["is_healthy"] & healthy_records(experiment, result).all(axis=1)
+
+
+def healthy_records(experiment: Experiment, result: Result) -> np.ndarray:
+    """`finite_records` of a result, true where a lane was no longer trained; [num_lanes, num_iterations] bool."""
+    is_finite = finite_records(result.metrics, experiment.scalars)
+    return is_finite | (np.arange(is_finite.shape[1]) >= result.num_iterations[:, None])
 
 
 def make_curves(experiment: Experiment, result: Result) -> dict[str, list[Curve]]:
     """The learning curves of each setting: of the training return and, with two points or more, of the evaluation."""
     env_steps = experiment.env_steps(result.metrics["episode_return"].shape[1])
     returns, counts = (experiment.by_setting(result.metrics[name]) for name in ("episode_return", "num_episodes"))
-    curves = {"training": [learning_curve(env_steps, *x) for x in zip(returns, counts, strict=True)]}
-    if len(result.evaluations.get(EVAL_STEPS, ())) > 1:
-        steps, returns = result.evaluations[EVAL_STEPS], result.evaluations["eval_episode_return"]
-        curves["evaluation"] = [evaluation_curve(steps, x) for x in experiment.by_setting(returns)]
+    lengths = experiment.by_setting(result.num_iterations)[:, 0].tolist()
+    curves = {
+        "training": [
+            learning_curve(env_steps[:n], x[:, :n], counts_of_x[:, :n])
+            for x, counts_of_x, n in zip(returns, counts, lengths, strict=True)
+        ]
+    }
+    steps = result.evaluations.get(EVAL_STEPS, np.empty(0))
+    if len(steps) > 1:
+        returns, curves["evaluation"] = experiment.by_setting(result.evaluations["eval_episode_return"]), []
+        for x, n in zip(returns, lengths, strict=True):
+            shown = steps <= env_steps[n - 1]
+            curves["evaluation"].append(evaluation_curve(steps[shown], x[:, shown]))
     return curves
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from runner.cli.options import PROCESS, Options
 from runner.experiment import EVAL_METRICS, EVAL_STEPS, Experiment, Result
-from runner.report.scores import finite_records, healthy_lanes
+from runner.report.scores import finite_records, healthy_lanes, healthy_records
 from runner.report.statistics import iqm
 
 
@@ -98,7 +98,8 @@ class Tracker:
         """
         evaluated = result.evaluations.get(EVAL_STEPS, np.empty(0, np.int64))
         steps, metrics = np.union1d(env_steps, evaluated), {}
-        for name, x in (with_health(self.experiment, result.metrics) | result.evaluations).items():
+        records = result.metrics | {"is_healthy": healthy_records(self.experiment, result)}
+        for name, x in (records | result.evaluations).items():
             if name != EVAL_STEPS:
                 metrics[name] = np.full((len(x), len(steps)), np.nan)
                 metrics[name][:, np.isin(steps, evaluated if name in EVAL_METRICS else env_steps)] = x

@@ -1,0 +1,272 @@
+"""Sweeps that are halved: which settings go on, and that those that do are those of the whole sweep."""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import Process, call, capture, flags, path_of, saved_metrics, small_run
+from runs import assert_finished, assert_refused
+from test_lanes import together
+
+import runner.training
+from runner.cli.halving import choose, plan_sizes, plan_stops
+from runner.compare import __main__ as compare
+from runner.files import checkpoint
+from runner.files.load import load
+
+FOLDER = Path("runs/ppo/CartPole-v1")
+RATES = "0.0001,0.0003,0.001,0.003,0.01,0.03,0.1,0.3,1"
+# Nine settings of two seeds, a batch for each: 9 to 10 iterations, 4 to 20, 2 to 40.
+SWEEP = [*small_run("ppo", eval_every=0), "--sweep", f"learning-rate={RATES}", "--lanes-per-batch", "2"]
+HALVED = [*SWEEP, "--sweep-halve", "2"]
+RUNGS = [(10, 9), (20, 4), (40, 2)]  # iterations and settings
+
+# -- Rules -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_settings", "factor", "sizes", "stops"),
+    [
+        (27, 3, [27, 9, 3], [100, 300, 900]),
+        (18, 3, [18, 6, 2], [100, 300, 900]),
+        (17, 3, [17, 5], [300, 900]),
+        (4, 3, [4, 1], [300, 900]),
+        (3, 3, [3, 1], [300, 900]),
+        (2, 3, [2], [900]),
+        (9, 2, [9, 4, 2], [225, 450, 900]),
+    ],
+)
+def test_rungs_are_counted_back_from_the_end(num_settings, factor, sizes, stops):
+    assert plan_sizes(num_settings, factor) == sizes
+    assert plan_stops(num_settings, 900, factor) == stops
+
+
+def test_a_rung_has_iterations_of_its_own():
+    assert plan_stops(27, 5, 3) == [1, 2, 5]
+    with pytest.raises(ValueError, match="sweep_halve = 3 has 3 rungs for 27 settings, and the run only 2 iterations"):
+        plan_stops(27, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("means", "expected"),
+    [
+        ([1, 5, 3, 4, 2, 6], [1, 5]),
+        ([1, 5, np.nan, np.nan, np.nan, np.nan], [0, 1]),
+        ([3, 3, 3, 3, 3, 3], [0, 1]),
+        ([1, 5], [1]),
+    ],
+)
+def test_the_best_third_goes_on(means, expected):
+    scores = np.array(means, float)[:, None] + [-0.5, 0.0, 0.5]
+    np.testing.assert_array_equal(choose(scores, np.zeros((len(means), 3)), 3), expected)
+
+
+def test_a_seed_that_has_begun_to_learn_counts():
+    """As on Acrobot: by their IQM all three are equal."""
+    scores = np.array([[-500.0] * 4, [-500, -500, -500, -100], [-500.0] * 4])
+    np.testing.assert_array_equal(choose(scores, np.full((3, 4), -500.0), 3), [1])
+
+
+@pytest.mark.parametrize(("best", "expected"), [(10.0, [0, 1, 2]), (10.9, [0, 1, 2]), (12.1, [2])])
+def test_all_go_on_while_none_is_better_than_untrained(best, expected):
+    """The untrained policy scores 10 with a standard error of 1; none says no as long as it could be luck."""
+    untrained = np.array([[8.0, 12.0, 8.0, 12.0]] * 3)
+    scores = np.array([[9.0] * 4, [8.0] * 4, [best] * 4])
+    np.testing.assert_array_equal(choose(scores, untrained, 3), expected)
+
+
+# -- Runs --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def halved(tmp_path_factory):
+    """A folder with a sweep, `whole`, the same one halved, and what the latter has printed."""
+    folder = tmp_path_factory.mktemp("halved")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert_finished(call("ppo", *SWEEP, "--name", "whole", *flags(eval_every=160)))
+        result = call("ppo", *HALVED, "--name", "halved")
+        assert_finished(result)
+    return folder, result.stdout
+
+
+@pytest.fixture
+def runs(halved, monkeypatch):
+    """What halving has printed; the current folder is that of its run."""
+    monkeypatch.chdir(halved[0])
+    return halved[1]
+
+
+def read(name):
+    return json.loads((FOLDER / "halved" / name).read_text())
+
+
+@pytest.mark.slow
+def test_what_goes_on_is_that_of_the_whole_sweep(runs):
+    """Bit for bit: each setting is a batch of its own in both."""
+    whole, halved = (saved_metrics(FOLDER / name) for name in ("whole", "halved"))
+    lengths = halved.pop("num_iterations")
+    assert {name for name in whole if "eval" not in name} == {name for name in halved if "eval" not in name}
+    for name, x in halved.items():
+        if x.ndim == 1 and name != "eval_env_steps":
+            np.testing.assert_array_equal(x, whole[name])
+        elif x.ndim == 2 and "eval" not in name:
+            for lane, length in enumerate(lengths):
+                np.testing.assert_array_equal(x[lane, :length], whole[name][lane, :length])
+                assert np.isnan(x[lane, length:]).all() if x.dtype == np.float32 else not x[lane, length:].any()
+    np.testing.assert_array_equal(halved["eval_env_steps"], [0, 320, 640, 1280])
+    same = np.isin(whole["eval_env_steps"], halved["eval_env_steps"])
+    for (stop, _), column in zip(RUNGS, (1, 2, 3), strict=True):
+        trained = lengths >= stop
+        scores = halved["eval_episode_return"][:, column]
+        np.testing.assert_array_equal(scores[trained], whole["eval_episode_return"][trained][:, same][:, column])
+        assert np.isnan(scores[~trained]).all()
+
+
+@pytest.mark.slow
+def test_the_best_of_each_rung_go_on(runs):
+    metrics, rungs = saved_metrics(FOLDER / "halved"), read("config.json")["rungs"]
+    assert [(rung["stop"], len(rung["settings"])) for rung in rungs] == RUNGS
+    scores = metrics["eval_episode_return"].reshape(9, 2, 4).mean(axis=1)
+    for column, (before, after) in enumerate(itertools.pairwise(rungs), start=1):
+        best = sorted(before["settings"], key=lambda i: -scores[i, column])[: len(before["settings"]) // 2]
+        assert after["settings"] == sorted(best)
+        rest = set(before["settings"]) - set(best)
+        np.testing.assert_array_equal(metrics["num_iterations"].reshape(9, 2)[list(rest)], before["stop"])
+    assert "3 rungs, settings to env steps: 9 to 320, 4 to 640, 2 to 1,280; 47% of the env steps of the whole" in runs
+    for line in ("rung 1 of 3: 4 of 9 settings go on", "rung 2 of 3: 2 of 4 settings go on"):
+        assert f"\n{line}\n" in runs
+
+
+@pytest.mark.slow
+def test_the_report_of_a_halved_sweep(runs):
+    summary, last = read("summary.json"), read("config.json")["rungs"][-1]["settings"]
+    steps = [setting["env_steps"] for setting in summary["settings"]]
+    assert sorted(steps) == [320] * 5 + [640] * 2 + [1280] * 2
+    assert [steps[i] for i in summary["ranking"]] == sorted(steps, reverse=True), "the later rung is the better one"
+    assert set(summary["ranking"][:2]) == set(last)
+    for n in set(steps):
+        scores = [summary["settings"][i]["eval_episode_return"]["iqm"] for i in summary["ranking"] if steps[i] == n]
+        assert scores == sorted(scores, reverse=True)
+    table = runs.partition("best first:\n")[2].splitlines()
+    assert table[0].split()[:3] == ["env", "steps", "mean"]
+    assert table[1].split()[:2] == [f"learning_rate={RATES.split(',')[summary['ranking'][0]]}", "1,280"]
+    assert "extend:" not in runs, "a rung does not follow a longer run"
+    names = {path.name for path in (FOLDER / "halved").iterdir()}
+    files = {"config.json", "curve.csv", "curve.png", "metrics.npz", "metrics.png", "summary.json", "sweep.png"}
+    assert names == files | {"rungs"}
+    assert not any(setting["diverged_seeds"] for setting in summary["settings"]), "what has ended has not diverged"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rung", [0, 1, 2])
+def test_a_setting_is_loaded_from_its_last_rung(runs, rung):
+    rungs = read("config.json")["rungs"]
+    later = rungs[rung + 1]["settings"] if rung < 2 else []
+    setting = next(i for i in rungs[rung]["settings"] if i not in later)
+    config, _, state = load(FOLDER / "halved", seed_index=1, setting_index=setting)
+    assert config.learning_rate == pytest.approx(float(RATES.split(",")[setting]))
+    steps = state.opt_state[1][0].count  # of Adam: one epoch of two minibatches an iteration
+    assert steps == 2 * rungs[rung]["stop"]
+
+
+@pytest.mark.slow
+def test_a_comparison_takes_each_setting_at_its_own_end(runs):
+    result = capture(compare.main, "compare", str(FOLDER / "halved"))
+    assert (result.status, result.stderr) == (0, ""), result
+    assert "the runs have 320 to 1,280 env steps; each is scored at its own end" in result.stdout
+    summary, table = read("summary.json"), Path("compare.csv").read_text()
+    for i, rate in enumerate(RATES.split(",")):
+        score = summary["settings"][i]["eval_episode_return"]["mean"]
+        row = next(x for x in table.splitlines() if x.split(",")[1].endswith(f"={float(rate)}") and ",mean," in x)
+        assert float(row.split(",")[7]) == pytest.approx(score, rel=1e-5)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+# A function, and the number of its call in which the run ends: in a rung, at its end, between two, at the start of one.
+MOMENTS = {
+    "saving a part": (checkpoint, "save", 5),
+    "evaluating at the end of a rung": (runner.training.store, "write_arrays", 17),
+    "cutting": (runner.training, "choose", 1),
+    "writing the next rung": (runner.training, "write_record", 11),
+    "starting the next rung": (checkpoint, "restore_lanes", 3),
+    "in the last rung": (checkpoint, "save", 15),
+    "joining": (runner.training, "join_rungs", 1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_halved_sweep_that_ends_anywhere_is_resumed(moment, runs, monkeypatch):
+    module, name, number = MOMENTS[moment]
+    function, calls = getattr(module, name), []
+
+    def end(*args, **options):
+        calls.append(name)
+        if len(calls) == number:
+            raise Killed
+        return function(*args, **options)
+
+    directory = FOLDER / moment.replace(" ", "-")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, end)
+        assert call("ppo", *HALVED, "--name", directory.name).status == 1
+    assert len(calls) == number, "it did not come to that"
+    assert_finished(call("ppo", "--resume", str(directory)))
+    a, b = saved_metrics(directory), saved_metrics(FOLDER / "halved")
+    assert a.keys() == b.keys()
+    for x in a:
+        np.testing.assert_array_equal(a[x], b[x], err_msg=x)
+    summary = json.loads((directory / "summary.json").read_text())
+    assert summary["ranking"] == read("summary.json")["ranking"]
+    shutil.rmtree(directory)
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_has_the_same_survivors(runs):
+    arguments = [*HALVED, "--name", "two"]
+    first, second = (Process(path_of("ppo"), *arguments, *process, cwd=Path.cwd()) for process in together(2))
+    with first, second:
+        results = first.finish(), second.finish()
+    assert [result.status for result in results] == [0, 0], results
+    a, b = saved_metrics(FOLDER / "two"), saved_metrics(FOLDER / "halved")
+    np.testing.assert_array_equal(a["num_iterations"], b["num_iterations"])
+    shutil.rmtree(FOLDER / "two")
+
+
+@pytest.mark.slow
+def test_nobody_is_cut_before_one_has_learned(folder, monkeypatch):
+    """Without learning every score is that of the untrained policy."""
+    sweep = ["--sweep", "gamma=0.9,0.95,0.99", "--sweep-halve", "3"]
+    result = call("ppo", *small_run("ppo", learning_rate=0.0, name="none"), *sweep)
+    assert_finished(result)
+    assert "rung 1 of 2: no setting is better than the untrained policy yet, all 3 go on\n" in result.stdout
+    assert (saved_metrics(FOLDER / "none")["num_iterations"] == 40).all()
+
+
+@pytest.mark.slow
+def test_too_few_settings_are_said(folder):
+    result = call("ppo", *small_run("ppo", 4), "--sweep", "gamma=0.9,0.99", "--sweep-halve", "3")
+    assert_finished(result)
+    assert "\n--sweep-halve 3 stops no setting: there are only 2\n" in result.stdout
+
+
+@pytest.mark.slow
+def test_a_halved_sweep_may_not_change(runs):
+    directory = str(FOLDER / "halved")
+    assert_refused(call("ppo", "--resume", directory, "--sweep-halve", "3"), "sweep_halve = 2, not 3")
+    assert_refused(call("ppo", "--resume", directory, "--total-timesteps", "9999"), "total_timesteps = 1280, not 9999")
+
+
+@pytest.mark.slow
+def test_a_halved_sweep_that_has_not_ended_is_not_compared(runs, tmp_path):
+    copy = shutil.copytree(FOLDER / "halved", tmp_path / "copy")
+    (copy / "metrics.npz").unlink()
+    result = capture(compare.main, "compare", str(copy))
+    assert_refused(result, "is a halved sweep that has not ended; continue it with --resume")
