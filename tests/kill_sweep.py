@@ -1,6 +1,8 @@
 """Kill a run at random moments, resume it, and compare it with a run that nothing disturbed, bit for bit.
 
-python tests/kill_sweep.py [NUMBER] [SCRIPT] [SEED]      20 moments of ppo if nothing is said; takes minutes
+python tests/kill_sweep.py [NUMBER] [SCRIPT] [SEED] [FACTOR]      20 moments of ppo if nothing is said; takes minutes
+
+With a FACTOR the run is a sweep that is halved by it.
 """
 
 import shutil
@@ -14,7 +16,19 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 import numpy as np  # noqa: E402
-from helpers import ENVS, Process, execute, flags, path_of, run_differences, saved_iteration, small_run  # noqa: E402
+from helpers import (  # noqa: E402
+    ENVS,
+    Process,
+    differences,
+    execute,
+    flags,
+    path_of,
+    run_differences,
+    saved_iteration,
+    saved_metrics,
+    small_run,
+)
+from runs import summary_of  # noqa: E402
 
 # The host saves after every iteration, so that most kills hit a save.
 OFTEN = flags(checkpoint_every=0.0)
@@ -23,15 +37,25 @@ OFTEN = flags(checkpoint_every=0.0)
 EVENTS = ("of state", "compiled in")
 
 
-def main(number: int = 20, script: str = "ppo", seed: int = 0) -> int:
+def main(number: int = 20, script: str = "ppo", seed: int = 0, factor: int = 0) -> int:
     """Returns how many of the resumed runs were other runs."""
     folder = Path(tempfile.mkdtemp())
     environment = {"JAX_COMPILATION_CACHE_DIR": str(folder / "compilations")}
     parent = folder / "runs" / script / ENVS[script][0]
     reference = parent / "reference"
 
+    sweep = ["--sweep", "gamma=0.8,0.9,0.95,0.98,0.99,0.999", *flags(sweep_halve=factor)] if factor else []
+
     def arguments(name):
-        return [path_of(script), *small_run(script, name=name), *OFTEN]
+        return [path_of(script), *small_run(script, name=name), *OFTEN, *sweep]
+
+    def compare(directory):
+        """What differs from the reference."""
+        if not factor:
+            different = run_differences(directory, reference)
+        else:
+            different = differences(saved_metrics(directory), saved_metrics(reference))
+        return different or ["summary.json"] * (summary_of(directory) != summary_of(reference))
 
     for name in ("first", "reference"):  # the first one compiles
         with Process(*arguments(name), cwd=folder, **environment) as process:
@@ -57,9 +81,7 @@ def main(number: int = 20, script: str = "ppo", seed: int = 0) -> int:
         aside = [path.name for path in directory.glob(".*")]
         # Options that are not the defaults come from the record.
         result = execute(path_of(script), "--resume", str(directory), cwd=folder, **environment)
-        different = [result.stderr] if result.status else run_differences(directory, reference)
-        if not different and (directory / "summary.json").read_bytes() != (reference / "summary.json").read_bytes():
-            different = ["summary.json"]
+        different = [result.stderr] if result.status else compare(directory)
         failures += bool(different)
         print(
             f"{i + 1:>3}  killed {moment:5.2f} s after {event!r} (status {status}), left {', '.join(left + aside)}: "
@@ -72,4 +94,4 @@ def main(number: int = 20, script: str = "ppo", seed: int = 0) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(bool(main(*[kind(word) for kind, word in zip((int, str, int), sys.argv[1:], strict=False)])))
+    sys.exit(bool(main(*[kind(word) for kind, word in zip((int, str, int, int), sys.argv[1:], strict=False)])))
