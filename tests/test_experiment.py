@@ -46,6 +46,19 @@ def evaluated(config, **options):
     return evaluated_iterations(experiment_of(config, **options)).tolist()
 
 
+def test_a_lane_is_a_seed_of_a_setting():
+    """All seeds of the first setting, then all of the second."""
+    experiment = Experiment("x.py", None, LONG, Options(num_seeds=3, seed=5), {"gamma": np.float32([0.5, 0.9])})
+    assert experiment.lane_seeds.tolist() == [5, 6, 7, 5, 6, 7]
+    assert experiment.lane_settings["gamma"].tolist() == np.float32([0.5] * 3 + [0.9] * 3).tolist()
+    assert experiment.lane(seed_index=2, setting_index=1) == 5
+    assert experiment.by_setting(np.arange(6)).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert experiment.name_lane(4) == "seed 6 at gamma=0.9"
+    some = experiment.select([1])
+    assert (some.num_lanes, some.name_lane(0)) == (3, "seed 5 at gamma=0.9")
+    assert experiment.lanes_at([1]).tolist() == [3, 4, 5]
+
+
 # -- When --------------------------------------------------------------------------------------------------------------
 
 

@@ -41,6 +41,7 @@ def rank_promotion():
         yield
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("noise_steps", [2, 20])
 def test_noise_is_correlated_in_time_and_of_unit_variance(noise_steps):
     """1,000 processes, 300 steps: variance 1 and autocorrelation (1 - 1 / noise_steps) ** lag."""
@@ -53,6 +54,7 @@ def test_noise_is_correlated_in_time_and_of_unit_variance(noise_steps):
         assert abs((noise[: 150 - lag] * noise[lag:]).mean() - expected) < 0.05
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("script", ["sac", "td3"])
 def test_exploration_follows_the_noise(script):
     """With a policy that says 0, and std 0.5 for SAC, the stored actions are the noise, scaled, squashed or clipped."""

@@ -154,7 +154,7 @@ class ReferenceDQN(Reference):
 class ReferenceActorCritic(Reference):
     def __init__(self, config, state):
         super().__init__(config, state)
-        self.critic_adam, self.actor_adam = Adam(self.params.critic), Adam(self.params.actor)
+        self.adams = {name: Adam(x) for name, x in vars(self.params).items()}
 
     def q(self, critic, obs, action):
         """[batch_size, 2]."""
@@ -170,14 +170,14 @@ class ReferenceActorCritic(Reference):
             "q_mean": self.q(self.params.critic, batch.obs, batch.action).mean(),
         }
         grads = numerical_gradient(loss, self.params.critic)
-        critic = self.critic_adam.step(self.params.critic, grads, self.config.critic_learning_rate)
+        critic = self.adams["critic"].step(self.params.critic, grads, self.config.critic_learning_rate)
         self.params = self.params.replace(critic=critic)
         return metrics
 
     def update_actor(self, loss):
         metrics = {"actor_loss": loss(self.params.actor)}
         grads = numerical_gradient(loss, self.params.actor)
-        actor = self.actor_adam.step(self.params.actor, grads, self.config.actor_learning_rate)
+        actor = self.adams["actor"].step(self.params.actor, grads, self.config.actor_learning_rate)
         self.params = self.params.replace(actor=actor)
         return metrics
 
@@ -190,11 +190,10 @@ class ReferenceActorCritic(Reference):
 
     def close(self, state):
         super().close(state)
-        for adam, opt_state in (
-            (self.critic_adam, state.opt_state["critic"]),
-            (self.actor_adam, state.opt_state["actor"]),
-        ):
-            mean = optax.tree_utils.tree_get(opt_state, "mu")
+        for name, adam in self.adams.items():
+            if name == "log_alpha" and self.config.alpha_learning_rate == 0:
+                continue
+            mean = optax.tree_utils.tree_get(state.opt_state[name], "mu")
             jax.tree.map(lambda x, y: np.testing.assert_allclose(y, x, rtol=2e-3, atol=1e-4), adam.mean, mean)
 
     def greedy(self, obs):
@@ -208,10 +207,6 @@ class ReferenceActorCritic(Reference):
 
 class ReferenceSAC(ReferenceActorCritic):
     batches_per_update = 1
-
-    def __init__(self, config, state):
-        super().__init__(config, state)
-        self.alpha_adam = Adam(self.params.log_alpha)
 
     def sample(self, actor, obs, noise):
         """Action [batch_size, 2] and log-prob [batch_size]."""
@@ -238,7 +233,7 @@ class ReferenceSAC(ReferenceActorCritic):
         metrics |= self.update_actor(actor_loss) | {"entropy": entropy, "alpha": alpha}
         # d/d log_alpha of alpha * (entropy - target); two dimensions
         grads = alpha * (entropy - 2 * config.target_entropy)
-        log_alpha = self.alpha_adam.step(self.params.log_alpha, grads, config.alpha_learning_rate)
+        log_alpha = self.adams["log_alpha"].step(self.params.log_alpha, grads, config.alpha_learning_rate)
         self.params = self.params.replace(log_alpha=log_alpha)
         self.target_params = self.mix(self.params.critic, self.target_params)
         return metrics
@@ -246,10 +241,6 @@ class ReferenceSAC(ReferenceActorCritic):
 
 class ReferenceSACDiscrete(ReferenceActorCritic):
     batches_per_update = 1
-
-    def __init__(self, config, state):
-        super().__init__(config, state)
-        self.alpha_adam = Adam(self.params.log_alpha)
 
     def policy(self, actor, obs):
         """Probabilities and their logarithms, [batch_size, 3]."""
@@ -280,7 +271,7 @@ class ReferenceSACDiscrete(ReferenceActorCritic):
         entropy = -(probs * log_probs).sum(axis=-1).mean()
         metrics |= self.update_actor(actor_loss) | {"entropy": entropy, "alpha": alpha}
         grads = alpha * (entropy - config.target_entropy * np.log(3))  # d/d log_alpha; three actions
-        log_alpha = self.alpha_adam.step(self.params.log_alpha, grads, config.alpha_learning_rate)
+        log_alpha = self.adams["log_alpha"].step(self.params.log_alpha, grads, config.alpha_learning_rate)
         self.params = self.params.replace(log_alpha=log_alpha)
         self.target_params = self.mix(self.params.critic, self.target_params)
         return metrics
@@ -360,13 +351,18 @@ TIERED = [
 
 @pytest.mark.parametrize("case", TIERED)
 def test_iterations_equal_numpy(case, monkeypatch):
-    """Four iterations of one cycle each: parameters, targets, gradients, metrics, greedy action and value."""
+    """Four iterations of one cycle each: parameters, targets, gradients, metrics, greedy action and value.
+
+    The target networks start as other networks, so it shows which of the two is asked.
+    """
     config = CASES[case]
     script = type(config).__module__
     module = importlib.import_module(script)
     monkeypatch.setattr(module, "read_windows", newest)
     algorithm = module.make(config)
     state = jax.jit(algorithm.init)(jax.random.key(1))
+    other = lambda x: x + 0.5 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)  # noqa: E731
+    state = state.replace(target_params=jax.tree.map(other, state.target_params))
     reference = REFERENCES[script](config, state)
     monkeypatch.setattr(jax.random, "normal", known_noise)
     step, act, value = jax.jit(algorithm.step), jax.jit(algorithm.act), jax.jit(algorithm.value)

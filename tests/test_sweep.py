@@ -23,8 +23,6 @@ from runner.cli.sweep import check_distinct, count_settings, make_settings, read
 from runner.experiment import Experiment
 from runner.files.load import load
 
-pytestmark = pytest.mark.slow
-
 
 @dataclass(frozen=True)
 class Config:
@@ -185,10 +183,8 @@ def test_settings_are_counted_before_they_are_made(sweeps, num_samples, expected
 # -- Runs --------------------------------------------------------------------------------------------------------------
 
 
-in_folder = pytest.mark.usefixtures("folder")
-
-
-@in_folder
+@pytest.mark.slow
+@pytest.mark.usefixtures("folder")
 def test_a_sweep_trains_every_setting_with_every_seed(monkeypatch):
     script, rate = "ppo", "learning_rate"
     compiled, count = runner.devices.programs.compile_segment, []
@@ -247,7 +243,8 @@ def test_a_sweep_trains_every_setting_with_every_seed(monkeypatch):
     np.testing.assert_array_equal(lane, leaves[name][5])
 
 
-@in_folder
+@pytest.mark.slow
+@pytest.mark.usefixtures("folder")
 def test_a_sweep_is_resumed_and_may_not_change():
     arguments = small_run("ppo", name="sweep", eval_episodes=0)
     sweep = ["--sweep", "gamma=lin:0.5:0.9", "--sweep-samples", "3"]
@@ -269,7 +266,8 @@ def test_a_sweep_is_resumed_and_may_not_change():
     assert (result.status, result.stderr) == (2, f"error: {message}\n")
 
 
-@in_folder
+@pytest.mark.slow
+@pytest.mark.usefixtures("folder")
 def test_a_setting_that_diverges_comes_last_and_is_named():
     sweep = ["--sweep", "learning-rate=1e30,1e-3"]
     result = call("ppo", *small_run("ppo", name="wild"), *sweep)
@@ -282,7 +280,8 @@ def test_a_setting_that_diverges_comes_last_and_is_named():
     assert summary["ranking"] == [1, 0]
 
 
-@in_folder
+@pytest.mark.slow
+@pytest.mark.usefixtures("folder")
 def test_a_sweep_without_evaluation_is_ranked_by_training_return():
     env = "CartPole-v1:max_episode_steps=20"  # so that episodes end in the last tenth
     run = small_run("ppo", env=env, name="sweep", eval_episodes=0)
@@ -297,7 +296,8 @@ def test_a_sweep_without_evaluation_is_ranked_by_training_return():
     assert scores[0]["per_seed"][0] == pytest.approx(np.nansum(returns * counts) / counts.sum())
 
 
-@in_folder
+@pytest.mark.slow
+@pytest.mark.usefixtures("folder")
 def test_a_tie_is_said_also_of_a_run_that_has_a_value_twice(monkeypatch):
     """As runs of earlier versions may, which are resumed all the same."""
     with monkeypatch.context() as patch:
@@ -311,7 +311,8 @@ def test_a_tie_is_said_also_of_a_run_that_has_a_value_twice(monkeypatch):
     assert "tie" not in result.stdout
 
 
-@in_folder
+@pytest.mark.slow
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("sweep", ["num-envs=1,2", "gamma=0.9,0.9"])
 def test_a_bad_sweep_is_one_line(sweep):
     result = call("ppo", *small_run("ppo"), "--sweep", sweep)

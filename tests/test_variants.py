@@ -72,6 +72,7 @@ def collected(env):
     return ppo_rnn.make(config), *jax.jit(jax.vmap(train, in_axes=(0, None)))(rates, jax.random.key(1))
 
 
+@pytest.mark.quick
 def test_the_memory_starts_again_after_either_end():
     """Without learning, the memory is that of a loop over `act` in which it is zero where episodes begin."""
     algorithm, state, _ = collected("Probe-Recorder")
@@ -87,7 +88,7 @@ def test_the_memory_starts_again_after_either_end():
     assert np.any(state.memory)
 
 
-@pytest.mark.parametrize("env", ["Probe-Recorder", "Probe-Recorder-Continuous"])
+@pytest.mark.parametrize("env", [pytest.param("Probe-Recorder", marks=pytest.mark.quick), "Probe-Recorder-Continuous"])
 def test_without_learning_every_ratio_is_one(env):
     """In every minibatch of three iterations: sequences are valued as they were collected, ends and memory included.
     The lane that learns is the control."""
