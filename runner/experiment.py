@@ -219,7 +219,7 @@ def join_rungs(experiment: Experiment, rungs: list[Rung], results: list[Result])
 
     metrics = join([x.metrics for x in results], [np.arange(rung.stop) for rung in rungs])
     evaluations = [dict(x.evaluations) for x in results]
-    env_steps = [x.pop(EVAL_STEPS) for x in evaluations]
+    env_steps = [x.pop(EVAL_STEPS, np.empty(0, int)) for x in evaluations]
     evaluations = {EVAL_STEPS: env_steps[-1]} | join(evaluations, env_steps)
     once = [np.zeros(1, int)] * len(rungs)
     scores = join([{name: x[:, None] for name, x in result.scores.items()} for result in results], once)

@@ -128,14 +128,19 @@ class Run:
         if absent := hosts.meet():
             fail(hosts.describe_absent(absent, self.directory), 1)
         experiment, rung, result = self.experiment, self.rungs[-1], self.read_rung(-1)
-        factor, score = int(experiment.options.sweep_halve), "eval_episode_return"
-        untrained = self.lanes.by_setting(result.evaluations[score][:, 0])
-        final = np.where(result.scores["is_healthy"], result.scores[score], np.nan)
-        settings = tuple(rung.settings[i] for i in choose(self.lanes.by_setting(final), untrained, factor))
+        factor, score, settings = int(experiment.options.sweep_halve), "eval_episode_return", rung.settings
+        if score in result.scores and result.evaluations[EVAL_STEPS][0] == 0:
+            untrained = self.lanes.by_setting(result.evaluations[score][:, 0])
+            final = np.where(result.scores["is_healthy"], result.scores[score], np.nan)
+            settings = tuple(settings[i] for i in choose(self.lanes.by_setting(final), untrained, factor))
+            why = "no setting is better than the untrained policy yet"
+        else:
+            why = "an evaluation has failed"
         stops = plan_stops(experiment.num_settings, experiment.config.num_iterations, factor)
-        what = f"{len(settings)} of {len(rung.settings)} settings go on"
-        if len(settings) == len(rung.settings):
-            what = f"no setting is better than the untrained policy yet, all {len(settings)} go on"
+        is_cut = len(settings) < len(rung.settings)
+        what = (
+            f"{len(settings)} of {len(rung.settings)} settings go on" if is_cut else f"{why}, all {len(settings)} go on"
+        )
         print(f"rung {len(self.rungs)} of {len(stops)}: {what}", flush=True)
         self.rungs.append(Rung(settings, stops[len(self.rungs)], []))
         self.write_record()

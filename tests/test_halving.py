@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from helpers import Process, call, capture, flags, path_of, saved_metrics, small_run
@@ -248,6 +249,22 @@ def test_nobody_is_cut_before_one_has_learned(folder, monkeypatch):
     assert_finished(result)
     assert "rung 1 of 2: no setting is better than the untrained policy yet, all 3 go on\n" in result.stdout
     assert (saved_metrics(FOLDER / "none")["num_iterations"] == 40).all()
+
+
+@pytest.mark.slow
+def test_nobody_is_cut_by_an_evaluation_that_failed(folder, monkeypatch):
+    evaluate = runner.training.Programs.evaluate
+
+    def fail_at_rungs(programs, part, state, iteration):
+        if iteration == 14:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: too many episodes")
+        return evaluate(programs, part, state, iteration)
+
+    monkeypatch.setattr(runner.training.Programs, "evaluate", fail_at_rungs)
+    result = call("ppo", *small_run("ppo", name="x"), "--sweep", "gamma=0.9,0.95,0.99", "--sweep-halve", "3")
+    assert result.status == 0, result
+    assert "rung 1 of 2: an evaluation has failed, all 3 go on\n" in result.stdout
+    assert (saved_metrics(FOLDER / "x")["num_iterations"] == 40).all()
 
 
 @pytest.mark.slow
