@@ -553,8 +553,8 @@ RESTAMPED = """\
 `--restamp` compares `init` and three iterations of the program that made a row on a CPU with today's. {} rows are
 bit-equal. {} are equal to rounding: the same random numbers and counts, and floats within 1e-5 after the first
 iteration. Most were compiled at LLVM's level 0 or 1, a run is at 3, where bits may differ; where whole iterations of
-SAC, TD3 or DQN differed, shorter ones of four cycles were compared instead. {pending} were not compared. Another
-program, whose score may be another one: {others}."""
+SAC, TD3 or DQN differed, shorter ones of four cycles were compared instead. {pending} were recorded with today's
+program. Another program, whose score may be another one: {others}."""
 AGGREGATE = """\
 ## All environments with a published score
 
@@ -596,7 +596,10 @@ def report(raws: dict[Pair, dict[str, Any]]) -> str:
 
 
 def restamped(raws: dict[Pair, dict[str, Any]]) -> list[str]:
-    """How many rows were recorded with a program that computes what today's does, and which were not."""
+    """How many rows were recorded with a program that computes what today's does, and which were not.
+
+    A row that was not compared has today's program; where it does not, --stale says so.
+    """
     rows = {pair: raw.get("restamped") for pair, raw in raws.items() if raw["device"].endswith("cpu")}
     numbers = [sum(found == kind for found in rows.values()) for kind in (*EQUAL, None)]
     others = [f"`{pair.name}`" for pair, found in rows.items() if found not in (*EQUAL, None)]

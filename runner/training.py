@@ -60,6 +60,11 @@ class Run:
     tracker: Tracker = field(init=False)
 
     @property
+    def num_devices(self) -> int:
+        """Devices of this process that train."""
+        return self.experiment.options.devices or jax.local_device_count()
+
+    @property
     def parts(self) -> list[Part]:
         """The parts of the last rung."""
         return self.rungs[-1].parts
@@ -83,10 +88,9 @@ class Run:
         experiment, options = self.experiment, self.experiment.options
         if not options.resume:  # before compiling, so that a run killed meanwhile can be resumed
             self.write_record()
-        num_devices = options.devices or jax.local_device_count()
-        print_header(experiment, self.preset is not None, num_devices, self.abstract_state)
+        print_header(experiment, self.preset is not None, self.num_devices, self.abstract_state)
         try:
-            self.compile(num_devices)
+            self.compile()
         except Exception:  # also one of the script's own, such as a changed loss raises when it is traced
             if not options.resume:
                 discard(self.directory)
@@ -100,23 +104,23 @@ class Run:
             if self.is_last_rung or self.stop.received:
                 return results
             self.cut()
-            self.compile(self.experiment.options.devices or jax.local_device_count())
+            self.compile()
 
     # -- Rungs ---------------------------------------------------------------------------------------------------------
 
-    def compile(self, num_devices: int) -> None:
+    def compile(self) -> None:
         """Divide the lanes of the last rung into parts, and compile, unless there is a program for as many lanes."""
         rung, factor = self.rungs[-1], self.experiment.options.sweep_halve
         self.lanes, before = self.experiment.select(rung.settings), self.programs
-        most = available_bytes(num_devices) // num_bytes(self.abstract_state)
+        most = available_bytes(self.num_devices) // num_bytes(self.abstract_state)
         if self.experiment.is_halved and jax.default_backend() == "cpu":  # compiling costs more than it gains there
             last = plan_sizes(self.experiment.num_settings, int(factor))[-1] * self.experiment.options.num_seeds
-            most = min(most, max(last, LEAST_LANES * num_devices))
+            most = min(most, max(last, LEAST_LANES * self.num_devices))
 
         def make_programs(num_lanes: int) -> Programs:
             if before and before.num_lanes == num_lanes:
                 return before.serve(self.lanes)
-            return Programs(self.lanes, self.abstract_state, num_lanes, num_devices)
+            return Programs(self.lanes, self.abstract_state, num_lanes, self.num_devices)
 
         name = f"lanes_per_batch of rung {len(self.rungs)}"
         self.programs, parts = divide_lanes(make_programs, self.lanes, rung.parts, most, name)
@@ -133,14 +137,13 @@ class Run:
             untrained = self.lanes.by_setting(result.evaluations[score][:, 0])
             final = np.where(result.scores["is_healthy"], result.scores[score], np.nan)
             settings = tuple(settings[i] for i in choose(self.lanes.by_setting(final), untrained, factor))
-            why = "no setting is better than the untrained policy yet"
+            why = "no seed is better than it was untrained yet"
         else:
             why = "an evaluation has failed"
         stops = plan_stops(experiment.num_settings, experiment.config.num_iterations, factor)
-        is_cut = len(settings) < len(rung.settings)
-        what = (
-            f"{len(settings)} of {len(rung.settings)} settings go on" if is_cut else f"{why}, all {len(settings)} go on"
-        )
+        what = f"{len(settings)} of {len(rung.settings)} settings go on"
+        if len(settings) == len(rung.settings):
+            what = f"{why}, all {len(settings)} go on"
         print(f"rung {len(self.rungs)} of {len(stops)}: {what}", flush=True)
         self.rungs.append(Rung(settings, stops[len(self.rungs)], []))
         self.write_record()

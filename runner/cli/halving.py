@@ -6,8 +6,6 @@ arXiv:1603.06560, section 3). A setting that goes on is not trained again: its s
 
 import numpy as np
 
-CERTAINTY = 2.0  # standard errors above the untrained policy from which a setting has learned something
-
 
 def count_cuts(num_settings: int, factor: int) -> int:
     """How often a sweep is cut: while two settings are left behind the cut, and once if there are `factor` settings."""
@@ -42,14 +40,13 @@ def choose(scores: np.ndarray, untrained: np.ndarray, factor: int) -> np.ndarray
     """Indices of the settings that go on, ascending: the best of their means over seeds, one in `factor`, at least one.
 
     The mean counts a seed that has begun to learn among others that have not, which the IQM would leave out. All go on
-    where no setting is better than the untrained policy.
+    while no seed of any setting scores better than it did untrained.
 
     Args:
         scores: [num_settings, num_seeds]; NaN, of a seed that diverged, is the worst.
         untrained: those of the same lanes before training.
     """
-    means = np.nan_to_num(scores.mean(axis=1), nan=-np.inf)
-    margin = CERTAINTY * untrained.std() / np.sqrt(untrained.shape[1])
-    if means.max() <= untrained.mean() + margin:
+    if not (scores > untrained).any():
         return np.arange(len(scores))
+    means = np.nan_to_num(scores.mean(axis=1), nan=-np.inf)
     return np.sort(np.argsort(-means, kind="stable")[: max(1, len(scores) // factor)])
