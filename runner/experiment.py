@@ -203,6 +203,8 @@ def join_results(results: list[Result]) -> Result:
 
 def join_rungs(experiment: Experiment, rungs: list[Rung], results: list[Result]) -> Result:
     """The results of all lanes of a sweep that was halved, each from the last rung in which it was trained."""
+    left = [rung.settings != following.settings for rung, following in itertools.pairwise(rungs)]  # by some setting
+    rungs, results = ([x for x, is_left in zip(y, [*left, True], strict=True) if is_left] for y in (rungs, results))
     rows = [experiment.lanes_at(rung.settings) for rung in rungs]
 
     def join(trees: list[dict[str, np.ndarray]], columns: list[np.ndarray]) -> dict[str, np.ndarray]:
@@ -220,7 +222,8 @@ def join_rungs(experiment: Experiment, rungs: list[Rung], results: list[Result])
     metrics = join([x.metrics for x in results], [np.arange(rung.stop) for rung in rungs])
     evaluations = [dict(x.evaluations) for x in results]
     env_steps = [x.pop(EVAL_STEPS, np.empty(0, int)) for x in evaluations]
-    evaluations = {EVAL_STEPS: env_steps[-1]} | join(evaluations, env_steps)
+    joined = join(evaluations, env_steps)
+    evaluations = {EVAL_STEPS: env_steps[-1]} | joined if joined else {}
     once = [np.zeros(1, int)] * len(rungs)
     scores = join([{name: x[:, None] for name, x in result.scores.items()} for result in results], once)
     num_iterations = join([{"": result.num_iterations[:, None]} for result in results], once)[""][:, 0]

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from common.random import is_key
 from runner.cli.halving import choose, plan_sizes, plan_stops
 from runner.cli.parse import fail
 from runner.devices import hosts
@@ -35,6 +36,7 @@ from runner.files import checkpoint, store
 from runner.files.claim import discard
 from runner.files.record import write_record
 from runner.report.progress import ProgressDisplay, print_header
+from runner.report.scores import healthy_lanes
 from runner.report.timing import Timing
 from runner.report.tracking import Tracker, with_health
 
@@ -104,6 +106,8 @@ class Run:
             if self.is_last_rung or self.stop.received:
                 return results
             self.cut()
+            if self.stop.received:
+                return results
             self.compile()
 
     # -- Rungs ---------------------------------------------------------------------------------------------------------
@@ -129,13 +133,16 @@ class Run:
 
     def cut(self) -> None:
         """Choose the settings that go on to the next rung, when all processes have trained theirs."""
-        if absent := hosts.meet():
+        absent = hosts.meet()
+        if self.stop.received:  # perhaps another process too, whose parts have not ended
+            return
+        if absent:
             fail(hosts.describe_absent(absent, self.directory), 1)
         experiment, rung, result = self.experiment, self.rungs[-1], self.read_rung(-1)
         factor, score, settings = int(experiment.options.sweep_halve), "eval_episode_return", rung.settings
         if score in result.scores and result.evaluations[EVAL_STEPS][0] == 0:
             untrained = self.lanes.by_setting(result.evaluations[score][:, 0])
-            final = np.where(result.scores["is_healthy"], result.scores[score], np.nan)
+            final = np.where(healthy_lanes(self.lanes, result), result.scores[score], np.nan)
             settings = tuple(settings[i] for i in choose(self.lanes.by_setting(final), untrained, factor))
             why = "no seed is better than it was untrained yet"
         else:
@@ -159,7 +166,8 @@ class Run:
             if len(rows):
                 path = self.folder_of(source, -2) / store.CHECKPOINT
                 states.append(checkpoint.restore_lanes(path, self.abstract_state, rows))
-        state = self.programs.placement.place(jax.tree.map(lambda *x: jnp.concatenate(x), *states))
+        join = lambda *x: (jnp if is_key(x[0]) else np).concatenate(x)  # noqa: E731  # on the host
+        state = self.programs.placement.place(jax.tree.map(join, *states))
         result = self.read_rung(-2)
         evaluations = {name: x if name == EVAL_STEPS else x[lanes] for name, x in result.evaluations.items()}
         return Progress(before.stop, state, {name: x[lanes] for name, x in result.metrics.items()}, evaluations)

@@ -77,8 +77,9 @@ def main(number: int = 20, script: str = "ppo", seed: int = 0, factor: int = 0) 
             time.sleep(moment)
             process.send(signal.SIGKILL)
             status = process.finish().status
-        left = [f"a checkpoint of iteration {saved_iteration(directory)}"]
-        aside = [path.name for path in directory.glob(".*")]
+        iterations = [saved_iteration(path.parent) for path in directory.rglob("checkpoint.safetensors")]
+        left = [f"a checkpoint of iteration {max(iterations, default=0)}"]
+        aside = [path.name for path in directory.rglob(".*")]
         # Options that are not the defaults come from the record.
         result = execute(path_of(script), "--resume", str(directory), cwd=folder, **environment)
         different = [result.stderr] if result.status else compare(directory)

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from common.environment import make_env
 from runner.cli.options import Options
 from runner.devices.evaluation import auto_evaluations, evaluated_iterations
-from runner.experiment import EVAL_METRICS, Experiment, Result, append_evaluation, join_results, until
+from runner.experiment import (
+    EVAL_METRICS,
+    Experiment,
+    Result,
+    Rung,
+    append_evaluation,
+    join_results,
+    join_rungs,
+    until,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +66,41 @@ def test_a_lane_is_a_seed_of_a_setting():
     some = experiment.select([1])
     assert (some.num_lanes, some.name_lane(0)) == (3, "seed 5 at gamma=0.9")
     assert experiment.lanes_at([1]).tolist() == [3, 4, 5]
+
+
+def joined(trained, *scores):
+    """Three settings of one seed, of which those in `trained` were trained to iteration 1, 2 and 3; `scores`: of each
+    rung, None without an evaluation."""
+    experiment = Experiment("x.py", None, Config(num_iterations=3), Options(), {"gamma": np.float32([0.1, 0.2, 0.3])})
+    rungs, results = [], []
+    for stop, settings in enumerate(trained, start=1):
+        metrics = {
+            "loss": np.full((len(settings), stop), float(stop)),
+            "num_episodes": np.ones((len(settings), stop), int),
+        }
+        evaluations, ends = {}, {"is_healthy": np.ones(len(settings), bool)}
+        if scores[stop - 1] is not None:
+            ends["eval_episode_return"] = np.full(len(settings), scores[stop - 1])
+            evaluations = append_evaluation({}, 10 * stop, ends | {"eval_episode_length": ends["eval_episode_return"]})
+        rungs.append(Rung(settings, stop, []))
+        results.append(Result(metrics, evaluations, ends, np.full(len(settings), stop)))
+    return join_rungs(experiment, rungs, results)
+
+
+def test_rungs_are_joined_each_setting_at_its_own_end():
+    result = joined([(0, 1, 2), (0, 2), (2,)], 1.0, 2.0, 3.0)
+    assert result.num_iterations.tolist() == [2, 1, 3]
+    np.testing.assert_array_equal(result.metrics["loss"], [[2, 2, np.nan], [1, np.nan, np.nan], [3, 3, 3]])
+    assert result.metrics["num_episodes"].tolist() == [[1, 1, 0], [1, 0, 0], [1, 1, 1]]
+    assert result.scores["eval_episode_return"].tolist() == [2, 1, 3]
+
+
+def test_a_rung_that_nobody_left_need_not_be_evaluated():
+    result = joined([(0, 1, 2), (0, 1, 2), (0, 1, 2)], None, 2.0, 3.0)
+    assert result.scores["eval_episode_return"].tolist() == [3, 3, 3]
+    assert result.evaluations["eval_env_steps"].tolist() == [30]
+    assert joined([(0, 1, 2), (0, 1, 2), (0, 1, 2)], None, None, None).evaluations == {}
+    assert joined([(0, 1, 2), (1,), (1,)], None, 2.0, 3.0).evaluations == {}
 
 
 # -- When --------------------------------------------------------------------------------------------------------------

@@ -243,9 +243,15 @@ def test_a_run_of_two_processes_has_the_same_survivors(runs):
 
 @pytest.mark.slow
 def test_nobody_is_cut_before_one_has_learned(folder, monkeypatch):
-    """Without learning every score is that of the untrained policy."""
+    """Every score is that of the untrained policy."""
+
+    def evaluate(programs, part, state, iteration):
+        names = ("eval_episode_return", "eval_episode_length", "eval_cut_episodes")
+        return {name: np.full(part.num_lanes, 9.0) for name in names}
+
+    monkeypatch.setattr(runner.training.Programs, "evaluate", evaluate)
     sweep = ["--sweep", "gamma=0.9,0.95,0.99", "--sweep-halve", "3"]
-    result = call("ppo", *small_run("ppo", learning_rate=0.0, name="none"), *sweep)
+    result = call("ppo", *small_run("ppo", name="none"), *sweep)
     assert_finished(result)
     assert "rung 1 of 2: no seed is better than it was untrained yet, all 3 go on\n" in result.stdout
     assert (saved_metrics(FOLDER / "none")["num_iterations"] == 40).all()
@@ -265,6 +271,7 @@ def test_nobody_is_cut_by_an_evaluation_that_failed(folder, monkeypatch):
     assert result.status == 0, result
     assert "rung 1 of 2: an evaluation has failed, all 3 go on\n" in result.stdout
     assert (saved_metrics(FOLDER / "x")["num_iterations"] == 40).all()
+    assert json.loads((FOLDER / "x" / "summary.json").read_text())["ranked_by"] == "eval_episode_return"
 
 
 @pytest.mark.slow

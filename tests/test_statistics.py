@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from runner.experiment import Result
 from runner.report import statistics
-from runner.report.scores import find_greedy_gap, finite_records
+from runner.report.scores import find_greedy_gap, finite_records, training_returns
 from runner.report.statistics import (
     MANY_SEEDS,
     bootstrap_interval,
@@ -348,6 +349,14 @@ def test_rank_by_a_chosen_statistic():
     assert rank(summaries, "iqm") == [0, 2, 1]
     assert rank(summaries, "mean") == [1, 0, 2]
     assert rank(summaries, "worst_quarter") == [2, 1, 0]
+
+
+def test_training_returns_are_those_of_each_lane_at_its_own_end():
+    """Twenty iterations; the second lane was trained for ten of them."""
+    returns, counts = np.tile(np.arange(20.0), (2, 1)), np.ones((2, 20), int)
+    returns[1, 10:], counts[1, 10:] = np.nan, 0
+    result = Result({"episode_return": returns, "num_episodes": counts}, {}, {}, np.array([20, 10]))
+    np.testing.assert_allclose(training_returns(result), [18.5, 9.0])
 
 
 def test_rank_by_iqm_then_mean_with_nan_last():

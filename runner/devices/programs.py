@@ -19,7 +19,7 @@ from runner.experiment import Experiment, Part
 
 MAX_SEGMENT = 256  # iterations in one segment
 # Arrays of metrics.npz and wandb's records that are no metrics of `step`, and two arguments of np.savez.
-RESERVED = ("env_steps", "seed", "is_healthy", "file", "allow_pickle")
+RESERVED = ("env_steps", "seed", "num_iterations", "is_healthy", "file", "allow_pickle")
 
 
 def check_scalars(env_name: str, algorithm: Any) -> None:

@@ -33,7 +33,7 @@ def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
     is_healthy = healthy_lanes(experiment, result)
     del scores["is_healthy"]
     if "eval_episode_return" not in scores:
-        scores["training_return"] = final_return(result.metrics["episode_return"], result.metrics["num_episodes"])
+        scores["training_return"] = training_returns(result)
     summary = {
         "env": config.env,
         "env_steps": config.env_steps(result.metrics["episode_return"].shape[1]),
@@ -49,7 +49,7 @@ def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
         final = np.where(is_healthy, scores[ranked_by], np.nan)  # one that diverged is last
         settings = [summarize(x) for x in experiment.by_setting(final)]
         ranking = rank(settings, options.rank_by.replace("-", "_"))
-        ranking.sort(key=lambda i: -env_steps[i])
+        ranking.sort(key=lambda i: (np.isnan(settings[i]["mean"]), -env_steps[i]))
         if experiment.is_halved:
             entries = [x | {"env_steps": int(n)} for x, n in zip(entries, env_steps, strict=True)]
         rerun = rerun_command(experiment.script, config, options, preset, experiment.setting(ranking[0]))
@@ -93,6 +93,16 @@ def finite_records(metrics: dict[str, np.ndarray], scalars: set[str]) -> np.ndar
     is_undefined = metrics["num_episodes"] == 0
     judged = {name: x for name, x in metrics.items() if name not in scalars}
     return np.all([np.isfinite(x) | (is_undefined & (name in EPISODE)) for name, x in judged.items()], axis=0)
+
+
+def training_returns(result: Result) -> np.ndarray:
+    """`final_return` of each lane at its own end, [num_lanes]."""
+    returns = np.full(len(result.num_iterations), np.nan)
+    for n in set(result.num_iterations.tolist()):
+        lanes = result.num_iterations == n
+        metrics = (result.metrics[name][lanes, :n] for name in ("episode_return", "num_episodes"))
+        returns[lanes] = final_return(*metrics)
+    return returns
 
 
 def healthy_lanes(experiment: Experiment, result: Result) -> np.ndarray:

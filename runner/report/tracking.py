@@ -89,7 +89,8 @@ class Tracker:
             for i, step in enumerate(env_steps.tolist()):
                 known = {name: x[lanes, i][np.isfinite(x[lanes, i])] for name, x in metrics.items()}
                 values = {name: _over_lanes(name, x) for name, x in known.items() if len(x)}
-                run.log({"env_steps": step} | values, step=step)
+                if values:
+                    run.log({"env_steps": step} | values, step=step)
 
     def log_result(self, env_steps: np.ndarray, result: Result) -> None:
         """All metrics and evaluations of a run whose parts were trained one after another; env_steps [num_iterations].
@@ -99,6 +100,8 @@ class Tracker:
         evaluated = result.evaluations.get(EVAL_STEPS, np.empty(0, np.int64))
         steps, metrics = np.union1d(env_steps, evaluated), {}
         records = result.metrics | {"is_healthy": healthy_records(self.experiment, result)}
+        has_ended = np.arange(len(env_steps)) >= result.num_iterations[:, None]
+        records = {name: np.where(has_ended, np.nan, x) for name, x in records.items()}
         for name, x in (records | result.evaluations).items():
             if name != EVAL_STEPS:
                 metrics[name] = np.full((len(x), len(steps)), np.nan)
