@@ -355,6 +355,14 @@ def test_recorded_rungs_changed_by_hand_are_refused(tmp_path, rungs):
         read_experiment(read_record(tmp_path), SimpleNamespace(Config=Config, make=None))
 
 
+@pytest.mark.parametrize("changes", [{"rank_by": "mean"}, {"eval_sampled": True, "eval_episodes": 0}], ids=str)
+def test_what_resuming_takes_can_be_read_again(tmp_path, changes):
+    """Options without effect, which a new run refuses and a resumed one takes and records."""
+    options = dataclasses.replace(OPTIONS, **changes)
+    write_record(tmp_path, Config(), options)
+    assert read_options(read_record(tmp_path)) == options
+
+
 def test_another_spelling_of_the_environment_is_the_same(tmp_path):
     write_record(tmp_path, Config(env="gymnax/CartPole-v1:max_episode_steps=1e2,gravity=9.80"), OPTIONS)
     record = read_record(tmp_path)

@@ -18,7 +18,7 @@ import runner.files.record
 import runner.main
 import runner.report.results
 import runner.training
-from runner.cli.options import Options, check_options
+from runner.cli.options import Options
 from runner.files.claim import claimed_folder
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -125,12 +125,6 @@ def test_input_that_is_refused_in_one_line(words, message, folder):
 def test_input_that_dqn_refuses_in_one_line(words, message, folder):
     assert_refused(call("dqn", *small_run("dqn"), *words), message)
     assert contents(folder) == {}
-
-
-def test_a_ranking_without_a_sweep_is_refused_on_resume_too():
-    """It would be recorded, and the run could not be read again."""
-    with pytest.raises(ValueError, match="--rank-by has no effect without a --sweep"):
-        check_options(Options(resume="runs/x", rank_by="mean"))
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def check_options(options: Options) -> None:
         raise ValueError(f"devices_per_lane must be at least 1, not {options.devices_per_lane}")
     if options.eval_sampled and options.eval_episodes == 0 and not options.resume:
         raise ValueError("--eval-sampled has no effect with eval_episodes = 0, which evaluates nothing")
-    if options.rank_by != Options.rank_by and not options.sweep:
+    if options.rank_by != Options.rank_by and not (options.sweep or options.resume):
         raise ValueError("--rank-by has no effect without a --sweep, whose settings it ranks")
     if options.sweep_halve != "off":
         _check_halving(options)

@@ -167,7 +167,7 @@ def read_options(record: Record) -> Options:
             raise ValueError(f"{record.path}: the option {name} cannot be {x!r}")
     options = Options(**fields)
     try:
-        check_options(options)
+        check_options(dataclasses.replace(options, resume=str(record.path)))  # as --resume took them
     except ValueError as error:
         raise ValueError(f"{record.path}: {error}") from error
     return options
