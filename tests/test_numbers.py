@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers import ROOT
+from helpers import ROOT, SCRIPTS
 
 from runner.report.statistics import confidence_interval, iqm
 
@@ -105,7 +105,10 @@ def test_the_speed_table_is_that_of_the_csv():
         cases += 1
     assert cases == sum(contender == "Rejax" for _, contender in rates)
     ratios = sorted(float(row["ratio"]) for (_, contender), row in rates.items() if contender == "Rejax")
-    assert f"On one or two CPU cores, {ratios[0]:.2f} to {ratios[-1]:.1f} times Rejax's speed" in words("README.md")
+    readme = words("README.md")
+    assert f"One seed runs on one core, {ratios[0]:.2f} (PPO) to {ratios[-1]:.1f} times (DQN" in readme
+    shown = ", ".join(f"{script.upper()} {float(rates[f'{script}-16', 'Rejax']['ratio']):.1f}" for script in SCRIPTS)
+    assert f"Two CPU cores, 16 seeds: {shown} times Rejax's speed" in readme
     others = [rates["ppo-1", name]["env_steps_per_s"] for name in ("Stable-Baselines3", "SBX")]
     ratios = [f"{float(rates['ppo-1', name]['ratio']):.1f}" for name in ("Stable-Baselines3", "SBX")]
     page = words("benchmarks/README.md")
