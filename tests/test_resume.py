@@ -89,9 +89,9 @@ def test_a_resumed_run_uses_the_options_that_it_was_started_with(monkeypatch):
         used.update({name: getattr(run.experiment.options, name) for name in OPTIONS})
         return trained(run, part, progress)
 
-    trained = runner.training.Run.train
+    trained = runner.training.Run.train_part
     assert_finished(call("ppo", *small_run("ppo", name="begun", **OPTIONS)))
-    monkeypatch.setattr(runner.training.Run, "train", train)
+    monkeypatch.setattr(runner.training.Run, "train_part", train)
     directory = directory_of("ppo", "begun")
     result = call("ppo", "--resume", str(directory))
     assert_finished(result)
@@ -112,10 +112,10 @@ def test_no_window_leads_from_before_a_resumption_to_after_it(script, monkeypatc
         started.append(jax.tree.map(np.array, progress.state.buffer))
         return trained(run, part, progress)
 
-    trained = runner.training.Run.train
+    trained = runner.training.Run.train_part
     config = small_config(script)
     assert_finished(call(script, *small_run(script, 2, name="run", n_step=3, checkpoint_buffer=False)))
-    monkeypatch.setattr(runner.training.Run, "train", train)
+    monkeypatch.setattr(runner.training.Run, "train_part", train)
     result = call(script, "--resume", str(directory_of(script, "run")), *flags(total_timesteps=config.env_steps(3)))
     assert_finished(result)
     assert "it is filled again with random transitions" in result.stdout
