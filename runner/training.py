@@ -256,7 +256,7 @@ class Run:
                 self.timing.add_training(elapsed, (config.env_steps(end) - config.env_steps(start)) * part.num_lanes)
                 length = int(np.clip((end - start) / elapsed * seconds, 1, self.programs.capacity))
                 progress = Progress(end, state, append_metrics(progress.metrics, records), progress.evaluations)
-                self.log(part, self.experiment.env_steps(end)[start:], with_health(self.experiment, records))
+                self.log(self.experiment.env_steps(end)[start:], with_health(self.experiment, records))
                 if end in evaluated and end < total:
                     progress = self.record(part, progress, self.evaluate(part, progress))
                 display.update(progress, records)
@@ -298,10 +298,10 @@ class Run:
         # The untrained policy is at 0, also where init has stepped the environments to fill a replay buffer.
         env_steps = self.experiment.config.env_steps(progress.iteration) if progress.iteration else 0
         evaluations = append_evaluation(progress.evaluations, env_steps, scores)
-        self.log(part, evaluations[EVAL_STEPS][-1:], {name: evaluations[name][:, -1:] for name in EVAL_METRICS})
+        self.log(evaluations[EVAL_STEPS][-1:], {name: evaluations[name][:, -1:] for name in EVAL_METRICS})
         return progress._replace(evaluations=evaluations)
 
-    def log(self, part: Part, env_steps: np.ndarray, metrics: dict[str, np.ndarray]) -> None:
+    def log(self, env_steps: np.ndarray, metrics: dict[str, np.ndarray]) -> None:
         """Log metrics [num_lanes, n] to wandb; with several parts that is done at the end, when all are there."""
         if self.is_single:
             self.tracker.log(env_steps, metrics)

@@ -28,10 +28,7 @@ from helpers import (  # noqa: E402
     saved_metrics,
     small_run,
 )
-from runs import summary_of  # noqa: E402
-
-# The host saves after every iteration, so that most kills hit a save.
-OFTEN = flags(checkpoint_every=0.0)
+from runs import OFTEN, summary_of  # noqa: E402
 
 # What a run says before it compiles and before it trains; one kill in four may fall between them.
 EVENTS = ("of state", "compiled in")
