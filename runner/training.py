@@ -243,7 +243,7 @@ class Run:
         settings, _ = self.programs.inputs(part)
         evaluated = evaluated_iterations(self.experiment)
         if progress.iteration == 0 and 0 in evaluated:
-            progress = self.record(part, progress, self.evaluate(part, progress))
+            progress = self.record(progress, self.evaluate(part, progress))
         seconds, length = min(SECONDS_PER_SEGMENT, options.checkpoint_every), 1
         saved, saved_time = progress.iteration, time.perf_counter()
         with ProgressDisplay(self.lanes, part, progress.iteration, total) as display:
@@ -258,7 +258,7 @@ class Run:
                 progress = Progress(end, state, append_metrics(progress.metrics, records), progress.evaluations)
                 self.log(self.experiment.env_steps(end)[start:], with_health(self.experiment, records))
                 if end in evaluated and end < total:
-                    progress = self.record(part, progress, self.evaluate(part, progress))
+                    progress = self.record(progress, self.evaluate(part, progress))
                 display.update(progress, records)
                 if time.perf_counter() - saved_time >= options.checkpoint_every:
                     self.save(part, progress)
@@ -291,7 +291,7 @@ class Run:
             print(f"warning: no evaluation: {str(error).splitlines()[0]}; lower --eval-episodes", file=sys.stderr)
             return {}
 
-    def record(self, part: Part, progress: Progress, scores: dict[str, np.ndarray]) -> Progress:
+    def record(self, progress: Progress, scores: dict[str, np.ndarray]) -> Progress:
         """Add the scores of an evaluation, if it did not fail, to the learning curve."""
         if not scores:
             return progress
@@ -310,7 +310,7 @@ class Run:
         """Evaluate a part that has been trained. It is already saved, whatever happens here."""
         scores = self.evaluate(part, progress) if self.experiment.options.eval_episodes else {}
         if progress.iteration == self.rungs[-1].stop:
-            progress = self.record(part, progress, scores)
+            progress = self.record(progress, scores)
             self.write_metrics(part, progress)
         scores |= {"is_healthy": self.programs.is_healthy(part, progress.state)}
         num_iterations = np.full(part.num_lanes, progress.iteration)
