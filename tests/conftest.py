@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import ctypes
 import functools
 import os
 import platform
@@ -8,9 +9,10 @@ import shutil
 import hypothesis
 import jax
 import pytest
-from helpers import ENVS, execute, path_of, small_run
+from helpers import ENVS, execute, keep_programs, path_of, small_run
 
 import common  # noqa: F401  # before any test imports gymnax: it sets the number of CPU devices
+import runner.devices.programs
 
 jax.config.update("jax_numpy_rank_promotion", "raise")  # a [B, 1] against a [B] is a mistake, not a matrix
 jax.config.update("jax_default_matmul_precision", "float32")  # as numpy computes; the default of a GPU is TF32
@@ -19,10 +21,14 @@ hypothesis.settings.load_profile("repeatable")
 
 # The tests compile far longer than they run: these flags more than halve it. JAX reads them when its backend
 # starts, and aborts the process if it does not know one.
-FLAGS = ["backend_optimization_level=0", "cpu_parallel_codegen_split_count=1"]
+FLAGS = ["backend_optimization_level=0", "cpu_parallel_codegen_split_count=1", "llvm_disable_expensive_passes=true"]
 if jax.__version_info__ < (0, 11):
     FLAGS.append("cpu_use_fusion_emitters=false")
 os.environ.setdefault("XLA_FLAGS", " ".join(f"--xla_{flag}" for flag in FLAGS))
+
+
+runner.devices.programs.compile_segment = keep_programs(runner.devices.programs.compile_segment)
+runner.devices.programs.compile_init = keep_programs(runner.devices.programs.compile_init)
 
 
 def pytest_configure(config):
@@ -50,10 +56,14 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forgotten_programs():
+def forgotten_programs(request):
     """Compiled programs of a module are not kept for the next one: a process would grow to several GB."""
     yield
+    for x in vars(request.module).values():
+        if isinstance(x, functools._lru_cache_wrapper):
+            x.cache_clear()
     jax.clear_caches()
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)  # glibc keeps what is freed
 
 
 @pytest.fixture

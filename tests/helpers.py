@@ -23,9 +23,11 @@ import numpy as np
 
 from common.environment import clear_episodes
 from common.presets import read_presets
+from runner.devices import lanes
 from runner.files import checkpoint, store
 from runner.files.record import read_config, read_record
 from runner.main import run
+from runner.report import plots
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ["ppo", "dqn", "sac", "td3"]
@@ -207,11 +209,41 @@ def path_of(script: str) -> str:
 
 # -- In this process ---------------------------------------------------------------------------------------------------
 
+PROGRAMS = {}
 
-def call(script: str, *arguments: str) -> Result:
-    """Run a script's command line in this process and in the current folder, without the seconds of imports."""
+
+def keep_programs(compile: Callable) -> Callable:
+    """`compile(make_lane, ...)` of a run, which many tests ask for the same program; tracing it takes seconds.
+
+    An environment of a test may be another one in the next test: its programs are not kept.
+    """
+
+    def compile_once(make_lane, *rest):
+        experiment = make_lane.__self__
+        if experiment.config.env not in ("CartPole-v1", "Pendulum-v1"):
+            return compile(make_lane, *rest)
+        limits = lanes.CACHED_LANES, lanes.COPIED_BYTES
+        modes = jax.default_backend(), *sorted((name, str(value)) for name, value in jax.config.values.items())
+        key = compile, experiment.make, experiment.config, limits, modes, str(rest)
+        if key not in PROGRAMS:
+            PROGRAMS[key] = compile(make_lane, *rest)
+        return PROGRAMS[key]
+
+    return compile_once
+
+
+def call(script: str, *arguments: str, pictures: bool = False) -> Result:
+    """Run a script's command line in this process and in the current folder, without the seconds of imports and of
+    drawing: pictures are empty files unless they are asked for."""
     module = importlib.import_module(script)
-    return capture(lambda: run(module.__file__, module.Config, module.make), module.__file__, *arguments)
+    with contextlib.nullcontext() if pictures else mock.patch.object(plots, "_save", save_nothing):
+        return capture(lambda: run(module.__file__, module.Config, module.make), module.__file__, *arguments)
+
+
+def save_nothing(figure, path: Path) -> None:
+    """In place of `plots._save`."""
+    with store.replacing(path) as temporary:
+        temporary.write_bytes(b"")
 
 
 def capture(main, *argv: str) -> Result:

@@ -16,6 +16,7 @@ import pytest
 from helpers import ROOT, call, capture, small_run
 from matplotlib import pyplot
 
+from common.presets import preset
 from common.suites import suites
 from docs.relink import LINK, pages, relink
 from runner import render
@@ -160,7 +161,10 @@ def same_jax():
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "block"), PYTHON)
 def test_python_blocks_run_as_they_are(page, block, folder, same_jax, monkeypatch):
+    """With shorter presets."""
     monkeypatch.chdir(folder)
+    short = lambda *args, **changes: preset(*args, **{"total_timesteps": 10_240} | changes)  # noqa: E731
+    monkeypatch.setattr("common.presets.preset", short)
     result = capture(lambda: exec(compile(block, page, "exec"), {"__name__": "__main__"}), page)
     assert (result.status, result.stderr) == (0, "")
     assert "nan" not in result.stdout

@@ -477,15 +477,14 @@ def few_objects():
     gc.unfreeze()
 
 
-# As context managers: they win over jax.config.update, and the fixture above is one. The first four modes look at the
-# program while it is built, so building it is enough, and once for all four.
+# As context managers: they win over jax.config.update, and the fixture above is one. These modes look at the program
+# while it is built, so building it is enough, and once for all four.
 BUILT = {
     "jax_numpy_rank_promotion": lambda: jax.numpy_rank_promotion("raise"),
     "jax_numpy_dtype_promotion": lambda: jax.numpy_dtype_promotion("strict"),
     "jax_check_tracer_leaks": jax.checking_leaks,
     "jax_debug_key_reuse": lambda: jax.debug_key_reuse(True),
 }
-RUN = {"jax_debug_nans": lambda: jax.debug_nans(True), "jax_enable_x64": lambda: jax.enable_x64(True)}
 
 
 @contextlib.contextmanager
@@ -534,18 +533,26 @@ def test_building_in_every_mode_notices_a_defect(mode):
         LEAKED.clear()
 
 
-@pytest.mark.parametrize(
-    ("script", "env", "options"), [(script, ACTIONS[script][-1], {}) for script in SCRIPTS] + WITH_OPTIONS
-)
-@pytest.mark.parametrize("mode", RUN)
-def test_iterations_run_in_mode(mode, script, env, options):
+@pytest.mark.parametrize(("script", "env", "options"), [("ppo", CONTINUOUS, {}), *WITH_OPTIONS])
+def test_no_nan_is_computed_on_the_way(script, env, options):
     """Episodes end in all iterations: without one, episode_return is NaN on purpose, and jax_debug_nans would stop."""
     config = config_of(script, env, **options)
-    with modes(**{mode: RUN[mode]}):
+    with modes(jax_debug_nans=lambda: jax.debug_nans(True)):
         state, metrics = jax.jit(train_of(config))(jax.random.key(7))
         assert np.all(metrics["num_episodes"] > 0)
         assert all(np.isfinite(x).all() for x in data((state.params, metrics)))
-        assert {x.dtype.name for x in jax.tree.leaves(state.params)} == {"float32"}
+
+
+@pytest.mark.parametrize(("script", "env", "options"), [(*case, {}) for case in CASES] + WITH_OPTIONS)
+def test_parameters_and_metrics_are_float32_where_x64_is_on(script, env, options):
+    assert_float32(train_of(config_of(script, env, **options)))
+
+
+def assert_float32(train):
+    with modes(jax_enable_x64=lambda: jax.enable_x64(True)):
+        state, metrics = jax.eval_shape(train, jax.random.key(7))
+        arrays = jax.tree.leaves((state.params, metrics))
+        assert {x.dtype.name for x in arrays if jnp.issubdtype(x.dtype, jnp.floating)} == {"float32"}
 
 
 SHAPES = {

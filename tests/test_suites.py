@@ -21,8 +21,8 @@ from runner.render import play_episode
 
 pytestmark = pytest.mark.slow
 
-NUM_STEPS = 1000
-LIMITS = {"craftax": 150, "navix": 8}  # low enough that both ends happen; 40 elsewhere
+NUM_STEPS = 400
+LIMITS = {"craftax": 150, "navix": 8, "pgx": 15}  # low enough that both ends happen; 40 elsewhere
 # An environment of each suite whose episodes also end by themselves, if there is one.
 SMALL = {
     "brax": "brax/inverted_pendulum:backend=spring",
@@ -103,7 +103,7 @@ def same_observation(suite, obs):
 
 @each_suite
 def test_the_stream_is_the_suites_and_a_limit_is_not_an_end(suite):
-    """Every step of 1,000 is the one that the suite's own interface makes from the same state with the same key."""
+    """Every step of 400 is the one that the suite's own interface makes from the same state with the same key."""
     pytest.importorskip({"playground": "mujoco_playground"}.get(suite, suite))
     name, limit = SMALL[suite], LIMITS.get(suite, 40)
     env = make_env(f"{name}{',' if ':' in name else ':'}max_episode_steps={limit},reset_period=0")

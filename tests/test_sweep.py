@@ -191,7 +191,7 @@ def test_a_sweep_trains_every_setting_with_every_seed(monkeypatch):
     monkeypatch.setattr(runner.devices.programs, "compile_segment", lambda *args: count.append(args) or compiled(*args))
     env = ppo.Config().env
     arguments = small_run(script, name="sweep", num_seeds=2, seed=3)
-    result = call(script, *arguments, "--sweep", f"{rate}=1e-3,1e-2", "--sweep", "gamma=0.5,0.9")
+    result = call(script, *arguments, "--sweep", f"{rate}=1e-3,1e-2", "--sweep", "gamma=0.5,0.9", pictures=True)
     assert result.status == 0, result
     assert len(count) == 1
     directory = Path("runs", script, env, "sweep")

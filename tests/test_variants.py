@@ -17,7 +17,7 @@ import reppo
 import sac_discrete
 from flax import struct
 from helpers import ENVS, ROOT, call, capture, execute, flags, presets, run_differences, small_run
-from test_scripts import BUILT, RUN, data, exempt_dependencies, few_objects, modes  # noqa: F401  # two are fixtures
+from test_scripts import BUILT, assert_float32, data, exempt_dependencies, few_objects, modes  # noqa: F401  # fixtures
 
 import ppo
 from runner import render
@@ -358,12 +358,15 @@ def test_two_iterations_build_in_every_mode(variant):
 
 
 @each_variant
-@pytest.mark.parametrize("mode", RUN)
-def test_iterations_run_in_mode(mode, variant):
-    with modes(**{mode: RUN[mode]}):
+def test_no_nan_is_computed_on_the_way(variant):
+    with modes(jax_debug_nans=lambda: jax.debug_nans(True)):
         state, metrics = jax.jit(VARIANTS[variant].make_train(short_config(variant)))(jax.random.key(7))
         assert all(np.isfinite(x).all() for x in data((state.params, metrics)))
-        assert {x.dtype.name for x in jax.tree.leaves(state.params)} == {"float32"}
+
+
+@each_variant
+def test_parameters_and_metrics_are_float32_where_x64_is_on(variant):
+    assert_float32(VARIANTS[variant].make_train(short_config(variant)))
 
 
 @each_variant
@@ -375,30 +378,30 @@ def test_presets_can_be_built(variant):
             module.make(preset)
 
 
-@each_variant
-def test_a_resumed_run_is_that_without_the_interruption(variant, folder):
+def test_a_resumed_memory_is_that_without_the_interruption(folder):
     """A run of 20 iterations that is resumed to 40, without a schedule that follows the length."""
-    constant = {name: {"anneal_learning_rate": False} for name in ("ppo_rnn", "reppo")}
-    constant["pqn"] = constant["ppo_rnn"] | {"epsilon_start": 0.1, "epsilon_end": 0.1}
-    options = {"out": str(folder), "eval_episodes": 0, **constant.get(variant, {})}
+    options = {"out": str(folder), "eval_episodes": 0, "anneal_learning_rate": False}
     for iterations, name in ((40, "whole"), (20, "resumed")):
-        assert call(variant, *small_run(variant, iterations, **options, name=name)).status == 0
-    directory = folder / variant / ENVS[variant][0]
+        assert call("ppo_rnn", *small_run("ppo_rnn", iterations, **options, name=name)).status == 0
+    directory = folder / "ppo_rnn" / ENVS["ppo_rnn"][0]
     config = load(directory / "whole")[0]
     assert run_differences(directory / "whole", directory / "resumed") != []
-    result = call(variant, "--resume", str(directory / "resumed"), *flags(total_timesteps=config.total_timesteps))
+    result = call("ppo_rnn", "--resume", str(directory / "resumed"), *flags(total_timesteps=config.total_timesteps))
     assert result.status == 0, result
     assert run_differences(directory / "whole", directory / "resumed") == []
 
 
-@each_variant
-def test_the_command_finds_the_kit_and_its_policy_is_drawn(variant, folder):
-    """As in a fresh clone: no path is set, and the current folder is another one."""
-    script = ROOT / "variants" / f"{variant}.py"
-    arguments = small_run(variant, 1, out="runs", name="drawn", num_seeds=1)
-    result = execute(str(script), *arguments, cwd=folder, PYTHONPATH=None)
+def test_a_policy_with_a_memory_can_be_drawn(folder):
+    result = call("ppo_rnn", *small_run("ppo_rnn", 1, out="runs", name="drawn", num_seeds=1))
     assert result.status == 0, result
-    run = folder / "runs" / variant / ENVS[variant][0] / "drawn"
+    run = folder / "runs" / "ppo_rnn" / ENVS["ppo_rnn"][0] / "drawn"
     result = capture(render.main, "render", str(run), *flags(out="episode.gif", max_steps=3))
     assert (result.status, result.stderr) == (0, ""), result
     assert os.path.getsize("episode.gif") > 0
+
+
+@each_variant
+def test_the_command_finds_the_kit(variant, folder):
+    """As in a fresh clone: no path is set, and the current folder is another one."""
+    result = execute(str(ROOT / "variants" / f"{variant}.py"), "--help", cwd=folder, PYTHONPATH=None)
+    assert (result.status, result.stderr) == (0, ""), result
