@@ -118,24 +118,6 @@ def test_the_speed_table_is_that_of_the_csv():
         assert sentence.format(rates[case, "buffer of 10,000"]["ratio"]) in page
 
 
-def test_sentences_about_evaluation_are_those_of_raw_files(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    results = importlib.import_module("results")
-    classic, _, _, brax, *_ = results.FAMILIES
-
-    def shares(family):
-        """Percent of training and evaluation that evaluation takes, for each row."""
-        for pair in results.FAMILIES[family]:
-            if pair.path.exists() and (timing := results.read(pair.path)["timing"]):
-                seconds = timing["evaluation_seconds"], timing["training_seconds"]
-                yield 100 * seconds[0] / sum(seconds)
-
-    least, *_, most = sorted(shares(classic))
-    page = words("docs/running.md")
-    assert f"evaluation takes {least:.1f} to {most:.1f} % of the seconds of training" in page
-    assert f"up to {max(shares(brax)):.1f} % in Brax" in page
-
-
 def test_the_table_of_environments_is_that_of_the_csv(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     with (RESULTS / "environments.csv").open(newline="") as file:
