@@ -72,6 +72,11 @@ class Experiment:
         """Whether some settings of a sweep may be stopped early."""
         return self.options.sweep_halve != "off"
 
+    @property
+    def halving_factor(self) -> int:
+        """Of this many settings the best goes on at each rung of a sweep that is halved."""
+        return int(self.options.sweep_halve)
+
     def select(self, settings: Sequence[int]) -> "Experiment":
         """The experiment of some of the settings, in this order."""
         return dataclasses.replace(self, settings={name: x[list(settings)] for name, x in self.settings.items()})

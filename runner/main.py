@@ -108,7 +108,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     experiment = Experiment(script, make, config, options, settings)
     stops = [config.num_iterations]
     if experiment.is_halved:
-        stops = plan_stops(experiment.num_settings, config.num_iterations, int(options.sweep_halve))
+        stops = plan_stops(experiment.num_settings, config.num_iterations, experiment.halving_factor)
     rungs = [Rung(tuple(range(experiment.num_settings)), stops[0], record.parts if record else [])]
     if record:
         check_rungs(record, experiment)

@@ -114,11 +114,11 @@ class Run:
 
     def compile(self) -> None:
         """Divide the lanes of the last rung into parts, and compile, unless there is a program for as many lanes."""
-        rung, factor = self.rungs[-1], self.experiment.options.sweep_halve
-        self.lanes, before = self.experiment.select(rung.settings), self.programs
+        experiment, rung, before = self.experiment, self.rungs[-1], self.programs
+        self.lanes = experiment.select(rung.settings)
         most = available_bytes(self.num_devices) // num_bytes(self.abstract_state)
-        if self.experiment.is_halved and jax.default_backend() == "cpu":  # compiling costs more than it gains there
-            last = plan_sizes(self.experiment.num_settings, int(factor))[-1] * self.experiment.options.num_seeds
+        if experiment.is_halved and jax.default_backend() == "cpu":  # compiling costs more than it gains there
+            last = plan_sizes(experiment.num_settings, experiment.halving_factor)[-1] * experiment.options.num_seeds
             most = min(most, max(last, LEAST_LANES * self.num_devices))
 
         def make_programs(num_lanes: int) -> Programs:
@@ -139,7 +139,7 @@ class Run:
         if absent:
             fail(hosts.describe_absent(absent, self.directory), 1)
         experiment, rung, result = self.experiment, self.rungs[-1], self.read_rung(-1)
-        factor, score, settings = int(experiment.options.sweep_halve), "eval_episode_return", rung.settings
+        factor, score, settings = experiment.halving_factor, "eval_episode_return", rung.settings
         if score in result.scores and result.evaluations[EVAL_STEPS][0] == 0:
             untrained = self.lanes.by_setting(result.evaluations[score][:, 0])
             final = np.where(healthy_lanes(self.lanes, result), result.scores[score], np.nan)

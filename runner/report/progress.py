@@ -57,7 +57,7 @@ def print_header(experiment: Experiment, has_preset: bool, num_devices: int, abs
 def describe_rungs(experiment: Experiment) -> str:
     """The rungs of a sweep that is halved, and what they save."""
     config, options, num_settings = experiment.config, experiment.options, experiment.num_settings
-    factor, total = int(options.sweep_halve), config.env_steps(config.num_iterations)
+    factor, total = experiment.halving_factor, config.env_steps(config.num_iterations)
     sizes, stops = plan_sizes(num_settings, factor), plan_stops(num_settings, config.num_iterations, factor)
     if len(stops) == 1:
         return f"--sweep-halve {factor} stops no setting: there are only {num_settings}"
