@@ -210,4 +210,4 @@ def test_scores_are_told_apart_by_the_swept_value(settings, tmp_path, monkeypatc
     monkeypatch.setattr(settings, "call", call)
     raw = settings.sweep(study, "learning_rate", tmp_path)
     np.testing.assert_allclose(raw["returns"], np.stack([1000 * np.array(raw["values"])] * 2, axis=1), rtol=1e-3)
-    assert "--seed 1000 --sweep learning-rate=0.00025,0.00075,0.0025," in raw["command"]
+    assert f"--seed 1000 --sweep learning-rate={','.join(map(str, raw['values']))}" in raw["command"]
