@@ -533,7 +533,9 @@ def test_building_in_every_mode_notices_a_defect(mode):
         LEAKED.clear()
 
 
-@pytest.mark.parametrize(("script", "env", "options"), [("ppo", CONTINUOUS, {}), *WITH_OPTIONS])
+@pytest.mark.parametrize(
+    ("script", "env", "options"), [(script, ACTIONS[script][-1], {}) for script in SCRIPTS] + WITH_OPTIONS
+)
 def test_no_nan_is_computed_on_the_way(script, env, options):
     """Episodes end in all iterations: without one, episode_return is NaN on purpose, and jax_debug_nans would stop."""
     config = config_of(script, env, **options)
