@@ -128,12 +128,14 @@ def test_a_worker_runs_a_script(speed):
 
 
 @pytest.mark.slow
-def test_a_worker_runs_purejaxrl_in_float32_without_its_suites(speed, tmp_path, monkeypatch):
+def test_a_worker_runs_purejaxrl_in_float32_without_its_suites_whatever_it_prints(speed, tmp_path, monkeypatch):
     (tmp_path / "purejaxrl").mkdir()
     (tmp_path / "purejaxrl" / "ppo.py").write_text("""
 import jax, navix
 from brax import envs
 from brax.envs.wrappers.training import AutoResetWrapper
+
+print("not an answer")
 
 def make_train(config):
     assert jax.config.jax_default_matmul_precision == "float32"

@@ -146,3 +146,17 @@ def test_the_table_of_kernels_is_that_of_the_csv():
     assert "\n".join([lines[0], "|---" * 5 + "|", *lines[1:]]) + "\n\n" in page
     assert len(lines) > 6
     assert f"had 4,870 kernels then, and has {columns[1][1]} now" in words("benchmarks/GPU.md")
+
+
+def test_the_sentences_about_a_gpu_are_those_of_its_files():
+    ratios = {}
+    with (RESULTS / "speed-gpu.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            algorithm = "PPO" if row["case"].startswith("ppo-") else "others"
+            ratios.setdefault((algorithm, row["contender"]), []).append(float(row["ratio"]))
+    rejax, pure, ours = (ratios[key] for key in (("others", "Rejax"), ("PPO", "PureJaxRL"), ("PPO", "Rejax")))
+    page = words("README.md")
+    assert f"DQN, SAC and TD3 run at {min(rejax):.1f} to {max(rejax):.1f} times Rejax's speed" in page
+    peers = f"{min(pure):.1f} to {max(pure):.1f} times PureJaxRL's speed and {min(ours):.1f} to {max(ours):.1f} times"
+    assert f"runs at {peers} Rejax's" in page
+    assert f"for 10M env steps each in {Row('ppo-Breakout-MinAtar').seconds:.0f} s" in page
