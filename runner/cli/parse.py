@@ -127,11 +127,13 @@ def registry() -> tyro.constructors.ConstructorRegistry:
 
 def check_unchanged(directory: str, saved: tuple[Any, Any], given: tuple[Any, Any]) -> None:
     """Raise ValueError if a Config and Options that are given differ from saved ones where a resumed run may not."""
+    is_halved = saved[1].sweep_halve != "off"  # what was cut depends on the length and on the evaluations
+    fixed = (*FIXED, "eval_episodes") if is_halved else FIXED
     for old, new in zip(saved, given, strict=True):
         for field in dataclasses.fields(old):
             before, after = getattr(old, field.name), getattr(new, field.name)
-            may_change = isinstance(old, Options) and field.name not in FIXED
-            may_grow = field.name == "total_timesteps" and saved[1].sweep_halve == "off"
+            may_change = isinstance(old, Options) and field.name not in fixed
+            may_grow = field.name == "total_timesteps" and not is_halved
             if before == after or may_change or (may_grow and after > before):
                 continue
             hint = "it may only grow" if may_grow else "leave the flag out to resume"
