@@ -160,7 +160,7 @@ def same_jax():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "block"), PYTHON)
-def test_python_blocks_run_as_they_are(page, block, folder, same_jax, monkeypatch):
+def test_python_blocks_print_a_result(page, block, folder, same_jax, monkeypatch):
     """With shorter presets."""
     monkeypatch.chdir(folder)
     short = lambda *args, **changes: preset(*args, **{"total_timesteps": 10_240} | changes)  # noqa: E731
