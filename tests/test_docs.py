@@ -22,6 +22,7 @@ from docs.relink import LINK, pages, relink
 from runner import render
 from runner.cli.sweep import read_axes
 from runner.compare import __main__ as compare
+from runner.export import __main__ as export
 from runner.main import ask
 
 PAGES = {str(page.relative_to(ROOT)): page for page in pages()}
@@ -266,10 +267,11 @@ def check_module(module: str, *words: str) -> None:
             patch.setattr(compare, "read_lines", stop)
             result = capture(compare.main, module, *words)
         assert not words or (result.status, result.stderr) == (2, f"{STOPPED}\n")
-    elif module == "runner.render":
+    elif module in ("runner.render", "runner.export"):
+        program = {"runner.render": render, "runner.export": export}[module]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(render, "load", stop)
-            result = capture(render.main, module, *words)
+            patch.setattr(program, "load", stop)
+            result = capture(program.main, module, *words)
         assert not words or (result.status, result.stderr) == (2, f"{STOPPED}\n")
     elif module == "cProfile":
         script = next(i for i, word in enumerate(words) if word.endswith(".py"))
@@ -281,6 +283,7 @@ def check_module(module: str, *words: str) -> None:
 
 def check_file(program: str, *words: str) -> None:
     """Programs of benchmarks/ and docs/: the file has these flags; hidden_velocity.py takes a command of a script."""
+    program = {"policy/policy.py": "runner/export/play.txt"}.get(program, program)  # which runner.export writes
     assert (ROOT / program).is_file()
     if words and words[0].endswith(".py"):
         flags = [word for word in words[1:] if "hidden" not in word]

@@ -1,0 +1,1 @@
+"""Trained policies without JAX: python -m runner.export"""

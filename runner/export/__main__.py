@@ -1,0 +1,62 @@
+"""A trained policy for a program without JAX: python -m runner.export runs/ppo/CartPole-v1/NAME --out policy"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from common.environment import make_env
+from runner.cli.parse import fail, registry
+from runner.export.policy import make_policy, write_numpy, write_stablehlo
+from runner.files.load import load
+from runner.files.record import read_record
+from runner.files.store import RECORD
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Write a folder with policy.py and policy.npz, which need numpy alone: act(obs) gives the greedy actions of a
+    trained policy, and policy.py plays with it in Gymnasium."""
+
+    run: Annotated[str, tyro.conf.Positional]  # folder that a training run wrote
+    seed_index: int = 0  # which of its seeds, counted from 0
+    setting_index: int = 0  # which setting of a sweep, counted from 0 in the order of config.json
+    script: str = ""  # file of the script that trained it, if that has moved
+    out: str = "policy"  # folder to write
+    jax: bool = False  # write policy.stablehlo instead, a program that needs jax alone
+
+
+def main() -> None:
+    """The command line. Exits with status 2 and one line where the input is bad."""
+    arguments = tyro.cli(Arguments, prog="python -m runner.export", registry=registry())
+    folder, script = Path(arguments.out), arguments.script or None
+    try:
+        if folder.exists():
+            raise ValueError(f"--out {folder} exists; name a new folder")
+        lane = arguments.seed_index, arguments.setting_index
+        config, algorithm, state = load(arguments.run, *lane, script)
+        policy = make_policy(algorithm, state, make_env(config.env))
+        if arguments.jax:
+            write_stablehlo(policy, folder)
+        else:
+            run = Path(arguments.run)
+            commit = json.loads((run / RECORD).read_text()).get("git_commit")
+            origin = f"{read_record(run).algorithm} on {config.env}, commit {commit}:\n"
+            write_numpy(policy, origin + "{}, seed index {}, setting index {}".format(arguments.run, *lane), folder)
+    except (ValueError, OSError) as error:
+        fail(str(error))
+    if arguments.jax:
+        print(f"written to {folder / 'policy.stablehlo'}; to use it, with obs [n, ...]:")
+        print("  import jax, pathlib")
+        print(f'  policy = jax.export.deserialize(pathlib.Path("{folder / "policy.stablehlo"}").read_bytes())')
+        has_memory = policy.memory is not None
+        print("  action, memory = policy.call(obs, memory)" if has_memory else "  action = policy.call(obs)")
+    else:
+        print(f"written to {folder}: policy.py, policy.npz")
+        print(f"  play:  python {folder / 'policy.py'} --gymnasium {config.env}")
+
+
+if __name__ == "__main__":
+    main()
