@@ -10,6 +10,7 @@ Layers, from the lowest up; a module imports from its own layer and from those b
     main         a whole run
     render       an episode as an animation
     compare/     runs side by side
+    export/      a policy without JAX
 """
 
 from runner.files.load import load  # noqa: F401  # `from runner import load`
