@@ -499,8 +499,8 @@ which its authors compare, whose settings are those of the preset; Playground it
 it; Brax a plot of its notebook; Craftax the paper."""
 GPU_SPEED = """\
 Cases of [speed.py](speed.py): env steps per second over all lanes, training included, medians of three runs. Runs of
-one program differ by at most 3 %, two machines of this kind by up to 15 %. At commit 91d5ca0 PPO was slower than both
-peers, with 0.85 to 0.94 times PureJaxRL's speed: an iteration had 4,870 kernels then, and has 2,230 now
+one program differ by at most 3 %, two machines of this kind by up to 15 %. At commit 91d5ca0, in TF32, PPO was slower
+than both peers, with 0.85 to 0.94 times PureJaxRL's speed: an iteration had 4,870 kernels then, and has 2,230 now
 ([NOTES.md](NOTES.md#kernels-on-a-gpu))."""
 SHORT = (
     "script",
@@ -562,8 +562,8 @@ published number (ties: half), the mean over environments. Both have 95 % bootst
 
 def report(raws: dict[Pair, dict[str, Any]]) -> str:
     """The text of RESULTS.md."""
-    is_control = lambda pair: pair.changes and pair.bar is None  # noqa: E731
-    rows = [raw for pair, raw in raws.items() if not (is_control(pair) or pair in FAMILIES[GPU])]
+    counted = [pair for pair in raws if (pair.bar is not None or not pair.changes) and pair not in FAMILIES[GPU]]
+    rows = [raws[pair] for pair in counted]
     seeds = [(count_failed(raw), len(raw["final_episode_return"])) for raw in rows]
     lines = [INTRODUCTION.format(*np.sum(seeds, axis=0))]
     for family, pairs in FAMILIES.items():

@@ -181,6 +181,34 @@ def test_arithmetic_keeps_its_order_and_types():
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+OPERATIONS = {
+    "cumsum": lambda x: jnp.cumsum(x, axis=1),
+    "slice": lambda x: jax.lax.slice(x, (0, 1), (4, 6), (1, 2)),
+    "squeeze": lambda x: jax.lax.squeeze(x[:, None], (1,)),
+    "iota": lambda x: x + jax.lax.broadcasted_iota(jnp.float32, (4, 6), 0),
+    "clamp": lambda x: jax.lax.clamp(-0.5, x, 0.7),
+    "integer_pow": lambda x: x**3,
+    "argmin": lambda x: jnp.argmin(x, axis=1),
+    "reduce_and": lambda x: (x > -1).all(axis=1),
+    "reduce_min": lambda x: x.min(axis=(0, 1)),
+    "logistic": jax.nn.sigmoid,
+    "erf": lambda x: jax.lax.erf(x) - x,
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_are_those_of_jax(name):
+    x = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+    program = jax.make_jaxpr(OPERATIONS[name])(x)
+    source = translate(program, ["x"])
+    names = {"np": np, "math": math, "arrays": source.arrays, "x": x}
+    exec("\n".join([*source.helpers, *source.lines]), names)
+    found, expected = eval(source.outputs[0], names), OPERATIONS[name](x)
+    assert name in str(program)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_program_for_jax_takes_any_number_of_observations(tmp_path):
     policy = policy_of("sac", "Pendulum-v1", {})
     write_stablehlo(policy, tmp_path / "policy")
@@ -212,7 +240,7 @@ WITHOUT_JAX = "import sys, runpy; sys.modules['jax'] = None; runpy.run_path(sys.
 @pytest.mark.slow
 def test_the_policy_plays_in_gymnasium_without_jax(exported, folder):
     path, output = exported
-    head = r'"""A policy trained with ppo(_rnn)? on CartPole-v1, commit \w+:\n.*/run, seed index 1, setting index 0\.'
+    head = r'r"""A policy trained with ppo(_rnn)? on CartPole-v1, commit \w+:\n.*/run, seed index 1, setting index 0\.'
     assert re.match(head, (path / "policy.py").read_text())
     assert "actor/Dense_0/kernel" in np.load(path / "policy.npz")
     assert output.splitlines()[-1].endswith(f"python {path / 'policy.py'} --gymnasium CartPole-v1")

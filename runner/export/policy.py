@@ -15,7 +15,7 @@ from runner.export.source import Source, dtype_text, shape_text, translate
 PLATFORMS = ("cpu", "cuda", "tpu")
 INPUTS, OUTPUTS = ("obs", "memory"), ("action", "memory")  # the second where a policy has one
 HEAD = '''\
-"""A policy trained with {origin}.
+r"""A policy trained with {origin}.
 
 act gives greedy actions. It needs numpy alone; written by runner.export.
 """

@@ -230,9 +230,9 @@ def express(node: Node) -> Value:
     return value._replace(is_full=is_full) if name in ("integer_pow", "select_n") else value
 
 
-def shape_text(shape: Iterable[Any]) -> str:
+def shape_text(shape: Sequence[Any]) -> str:
     """A tuple in the source; symbolic dimensions are expressions in n."""
-    return f"({', '.join(map(str, shape))},)".replace(",)", ")" if len(tuple(shape)) != 1 else ",)")
+    return f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})"
 
 
 def dtype_text(dtype: Any) -> str:
