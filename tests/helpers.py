@@ -20,6 +20,7 @@ from unittest import mock
 
 import jax
 import numpy as np
+import pytest
 
 from common.environment import clear_episodes
 from common.presets import read_presets
@@ -71,6 +72,12 @@ SMALL["reppo"] = SMALL["pqn"] | {"num_samples": 2, "num_bins": 11}
 # Most tests take runs of this length: runs of one length share their compiled programs.
 ITERATIONS = 40
 SECONDS = 300.0  # after which a process is given up
+
+
+def tiers(cases, *quick: str) -> list:
+    """Cases of a test as parameters: these are quick, the others are marked slow."""
+    assert set(quick) <= set(cases)
+    return [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in cases]
 
 
 def presets(script: str, name: str = "") -> dict:

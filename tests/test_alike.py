@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import functools
 import re
 from pathlib import Path
 
@@ -18,6 +19,7 @@ def source(script):
     return (FOLDER / f"{script}.py").read_text()
 
 
+@functools.cache
 def definitions(script):
     """Source of every class and function, methods and inner functions too, by name."""
     text = source(script)

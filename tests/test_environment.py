@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import struct
 from gymnax.environments import environment, spaces
-from helpers import step_and_record
+from helpers import step_and_record, tiers
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -428,7 +428,7 @@ TEN = [
 ]
 
 
-@pytest.mark.parametrize("name", TEN)
+@pytest.mark.parametrize("name", tiers(TEN, "CartPole-v1", "Catch-bsuite", "DeepSea-bsuite"))
 def test_every_step_is_that_of_gymnax(name):
     """From the same State with the same key gymnax' `step` says the same, and starts the same next episode."""
     env, (raw, params) = make_env(name), gymnax.make(name)

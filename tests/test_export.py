@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import call, capture, execute, small_run
+from helpers import call, capture, execute, small_run, tiers
 from PIL import Image
 from runs import assert_refused
 
@@ -62,7 +62,7 @@ def policy_of(script, env, changes):
     return make_policy(algorithm, random_arrays(state, np.random.default_rng(0), 0.3), env)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", tiers(POLICIES, "ppo, continuous", "ppo, images", "dqn", "ppo_rnn"))
 def test_numpy_acts_as_jax(name, tmp_path, rank_promotion):
     policy = policy_of(name.partition(",")[0], *POLICIES[name])
     write_numpy(policy, "a test", tmp_path / "policy")

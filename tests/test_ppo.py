@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import probes
 import pytest
+from helpers import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import Adam, global_norm, mlp, normalized, numerical_gradient, to_float64
@@ -275,10 +276,7 @@ def reference_episodes(record, config, iteration):
     return {"episode_return": np.mean(returns), "episode_length": np.mean(lengths), "num_episodes": len(returns)}
 
 
-TIERED = [pytest.param(case, marks=() if "clipped value" in case else pytest.mark.slow) for case in CASES]
-
-
-@pytest.mark.parametrize("case", TIERED)
+@pytest.mark.parametrize("case", tiers(CASES, "discrete, clipped value", "continuous, clipped value, normalised"))
 def test_an_iteration_equals_numpy(case):
     """Parameters and metrics after two iterations of three updates on the whole batch."""
     config = CASES[case]

@@ -326,6 +326,7 @@ def test_resuming_with_other_settings(script, field, finished):
     assert contents(finished) == before
 
 
+@pytest.mark.slow
 @one
 def test_resuming_a_run_of_another_algorithm(script, finished):
     other = "td3" if script == "dqn" else "dqn"

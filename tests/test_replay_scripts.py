@@ -54,8 +54,7 @@ def test_noise_is_correlated_in_time_and_of_unit_variance(noise_steps):
         assert abs((noise[: 150 - lag] * noise[lag:]).mean() - expected) < 0.05
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("script", ["sac", "td3"])
+@pytest.mark.parametrize("script", [pytest.param("sac", marks=pytest.mark.quick), "td3"])
 def test_exploration_follows_the_noise(script):
     """With a policy that says 0, and std 0.5 for SAC, the stored actions are the noise, scaled, squashed or clipped."""
     config = replace(CONFIGS[script], num_envs=2, train_interval=8, gradient_steps=2, noise_steps=20)

@@ -13,6 +13,7 @@ import optax
 import probes
 import pytest
 import sac_discrete
+from helpers import tiers
 from reference import Adam, global_norm, mlp, normalized, numerical_gradient, to_float64
 
 import dqn
@@ -343,13 +344,11 @@ def test_the_buffer_keeps_the_true_successor_and_the_kind_of_end(config):
     np.testing.assert_array_equal(rows.truncated, is_last & (room != 1))
 
 
-# The case of each script with most options is quick.
-TIERED = [
-    pytest.param(case, marks=() if "3 steps" in case or case == "dqn, double" else pytest.mark.slow) for case in CASES
-]
+# The case of each script with most options.
+QUICK = [case for case in CASES if "3 steps" in case]
 
 
-@pytest.mark.parametrize("case", TIERED)
+@pytest.mark.parametrize("case", tiers(CASES, *QUICK, "dqn, double"))
 def test_iterations_equal_numpy(case, monkeypatch):
     """Four iterations of one cycle each: parameters, targets, gradients, metrics, greedy action and value.
 

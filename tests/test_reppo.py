@@ -9,6 +9,7 @@ import numpy as np
 import probes
 import pytest
 import reppo
+from helpers import tiers
 from reference import Adam, global_norm, mlp, normalized, numerical_gradient, to_float64
 from scipy import stats
 from test_pqn import returns_loop
@@ -232,7 +233,7 @@ def shuffled(config, before):
     return reppo.shuffle_epochs(shuffle_key, config.num_epochs, rows, rows)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", tiers(CASES, "all"))
 def test_an_iteration_equals_numpy(case):
     """Parameters and metrics after two iterations of three updates on the whole batch, from the same noise."""
     config = CASES[case]
