@@ -7,18 +7,21 @@ import gc
 import secrets
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 
+from common.environment import make_env
 from common.presets import check_preset_name, find_preset
 from runner.cli.halving import plan_stops
 from runner.cli.options import PRECISIONS, Options
 from runner.cli.parse import check_unchanged, fail, look_ahead, parse, read_words
 from runner.cli.sweep import check_distinct, count_settings, make_settings, read_axes
 from runner.devices import hosts
+from runner.devices.evaluation import greedy_policy, play_episode
 from runner.devices.imports import import_ahead, import_gymnax, keep_programs
 from runner.devices.lanes import strong
 from runner.devices.memory import check_memory
@@ -26,12 +29,16 @@ from runner.devices.programs import check_scalars
 from runner.devices.stop import StopSignal
 from runner.experiment import Experiment, Part, Result, Rung
 from runner.files.claim import claimed_folder, describe_saved
+from runner.files.load import load
 from runner.files.record import Record, check_rungs, read_config, read_options, read_record
 from runner.files.store import write_metrics
 from runner.report.progress import lasting_output
+from runner.report.scores import healthy_lanes
 from runner.report.timing import Timing
 from runner.report.tracking import check_wandb
 from runner.training import Run
+
+MAX_FRAMES = 500  # of the episode that wandb shows
 
 
 @lasting_output()
@@ -190,6 +197,26 @@ def conclude(run: Run, results: dict[Part, Result]) -> None:
         run.tracker.log_result(env_steps, result)
     is_stopped = bool(run.stop.received)
     is_written = report(experiment, run.preset, directory, result, run.timing, is_stopped)
+    if not is_stopped:
+        log_episode(run, result)
     run.tracker.finish(result)
     if not (is_written or is_stopped):
         raise SystemExit(1)
+
+
+def log_episode(run: Run, result: Result) -> None:
+    """Log a greedy episode of the first seed to wandb, if runs are evaluated and the environment can be drawn."""
+    experiment, env = run.experiment, make_env(run.experiment.config.env)
+    if not (run.tracker.runs and experiment.options.eval_episodes and healthy_lanes(experiment, result)[0]):
+        return
+    try:
+        ending, render = env.suite.renderer()
+    except ValueError:
+        return
+    _, algorithm, state = load(run.directory)
+    steps = min(MAX_FRAMES, env.max_episode_steps or MAX_FRAMES)
+    states, returns = play_episode(env, *greedy_policy(algorithm, state, 1), jax.random.key(0), steps)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"episode{ending}")
+        render(states, returns, str(path))
+        run.tracker.log_episode(experiment.env_steps(experiment.config.num_iterations)[-1], path)

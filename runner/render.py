@@ -2,19 +2,17 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import jax
-import numpy as np
 import tyro
 
-from common.environment import Environment, make_env
+from common.environment import make_env
 from runner.cli.parse import fail, registry
-from runner.devices.evaluation import greedy_policy
-from runner.devices.lanes import to_host
+from runner.devices.evaluation import greedy_policy, play_episode
 from runner.files.load import load
 from runner.report.progress import SECONDS_BETWEEN_LINES
 
@@ -27,36 +25,9 @@ class Arguments:
     seed_index: int = 0  # which of its seeds, counted from 0
     setting_index: int = 0  # which setting of a sweep, counted from 0 in the order of config.json
     script: str = ""  # file of the script that trained it, if that has moved
-    out: str = ""  # file to write, .gif, for brax .html; empty: episode.gif or episode.html
+    out: str = ""  # file to write, .gif, for brax .html, for 2048 .svg; empty: episode with that ending
     episode_seed: int = 0  # seed of the episode
     max_steps: int = 500  # the animation stops here if the episode goes on
-
-
-def play_episode(
-    env: Environment, act: Callable, memory: Any, key: jax.Array, max_steps: int
-) -> tuple[list[Any], np.ndarray]:
-    """Play one episode greedily; act and memory as `greedy_policy` gives them for one environment.
-
-    Returns:
-        the suite's states before each step, and the rewards summed up to each step [num_frames].
-    """
-    reset_key, *step_keys = jax.random.split(key, max_steps + 1)
-    obs, env_state = jax.jit(env.reset)(reset_key[None])
-
-    @jax.jit
-    def step(key, obs, memory, env_state):
-        action, memory = act(obs, memory)
-        obs, env_state, reward, terminated, truncated, _ = env.advance(key[None], env_state, action)
-        return obs, memory, env_state, reward[0], (terminated | truncated)[0]
-
-    states, rewards = [], []
-    for step_key in step_keys:
-        states.append(jax.tree.map(lambda x: x[0], to_host(env_state.state, 1)))
-        obs, memory, env_state, reward, done = step(step_key, obs, memory, env_state)
-        rewards.append(float(reward))
-        if done:
-            break
-    return states, np.cumsum(rewards)
 
 
 def check_out(path: Path, ending: str) -> None:

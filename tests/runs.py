@@ -57,14 +57,17 @@ class FakeRun:
     """What the tracker uses of a wandb run."""
 
     def __init__(self, logged):
-        self.summary, self.logged, self.step = {}, logged, 0
+        self.summary, self.logged, self.step, self.last = {}, logged, 0, None
 
     def define_metric(self, *args, **kwargs):
         pass
 
     def log(self, values, step):
         assert step == values["env_steps"] >= self.step, "wandb drops what is logged at an earlier step"
-        self.step = step
+        if self.last and step == self.step:  # joined, as wandb does
+            self.last.update(values)
+            return
+        self.step, self.last = step, values
         self.logged.append(values)
 
     def finish(self):

@@ -5,6 +5,7 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -440,7 +441,10 @@ def test_every_suite_fills_in_the_contract(name):
         ("nowhere/ant", r"unknown environment 'nowhere/ant': there is no suite 'nowhere', only brax, craftax, gymnax"),
         ("/CartPole-v1", r"unknown environment '/CartPole-v1': there is no suite '', only brax"),
         ("../x/CartPole-v1", r"unknown environment '../x/CartPole-v1': there is no suite '../x', only brax"),
-        ("xyz", r"unknown environment 'xyz'; python -m common.suites gymnax lists them$"),
+        (
+            "xyz",
+            r"unknown environment 'xyz'; python -m common.suites gymnax lists them; your own must be imported first$",
+        ),
         ("gymnax/CartPole", r"unknown environment 'gymnax/CartPole'; did you mean gymnax/CartPole-v1\?"),
         ("CartPol", r"unknown environment 'CartPol'; did you mean CartPole-v1\?"),
         ("CartPole-v1:limit", r"options of CartPole-v1 are written CartPole-v1:name=value,name=value, not 'limit'"),
@@ -633,7 +637,8 @@ def test_all_names_can_be_listed(monkeypatch):
     assert first == ["Pendulum-v1", "1", "continuous", "3", "float32", "200", "steps", "ppo", "sac", "td3"]
     assert second[1:] == ["2", "actions", "4", "float32", "7", "steps", "ppo", "dqn"]
     result = capture(listing.main, "environments", "nowhere")
-    message = "error: unknown environment 'nowhere'; python -m common.suites gymnax lists them\n"
+    message = "error: unknown environment 'nowhere'; python -m common.suites gymnax lists them; your own must be "
+    message += "imported first\n"
     assert (result.status, result.stderr) == (2, message)
     assert "suite (gymnax) or environment" in capture(listing.main, "environments", "--help").stdout
 
@@ -662,6 +667,9 @@ def test_a_list_ends_in_silence_where_its_reader_does():
         ("brax/reacher:backend=positional", ".html"),
         ("navix/Navix-Empty-5x5-v0", ".gif"),
         ("xminigrid/MiniGrid-Empty-5x5", ".gif"),
+        ("craftax/Craftax-Classic-Symbolic-v1", ".gif"),
+        ("pgx/minatar-breakout", ".gif"),
+        ("pgx/2048", ".svg"),
     ],
 )
 def test_an_episode_can_be_drawn(name, ending, tmp_path):
@@ -674,5 +682,15 @@ def test_an_episode_can_be_drawn(name, ending, tmp_path):
     render(iter(states), returns, str(path))
     assert suffix == ending
     content = path.read_bytes()
-    assert content.startswith(b"GIF8" if ending == ".gif" else b"<!DOCTYPE html>")
+    assert content.startswith({".gif": b"GIF8", ".html": b"<!DOCTYPE html>", ".svg": b"<?xml"}[ending])
     assert len(content) > 500
+
+
+def test_a_square_of_minatar_has_the_colour_of_its_last_channel():
+    utils, pgx = pytest.importorskip("pgx.minatar.utils"), importlib.import_module("common.suites.pgx")
+    obs = np.zeros((10, 10, 4), bool)
+    obs[2, 3, [0, 2]] = True
+    picture = pgx.draw_minatar(SimpleNamespace(observation=obs))
+    expected = np.zeros((10, 10, 3))
+    expected[2, 3] = np.floor(255 * np.array(utils.get_cmap(4)[2]))
+    np.testing.assert_array_equal(picture, expected)

@@ -4,10 +4,13 @@ import json
 import os
 import re
 import sys
+from types import SimpleNamespace
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from helpers import ENVS, call, execute, flags, path_of, run_differences, saved_metrics, small_config, small_run
+from PIL import Image
 from runs import FakeRun, assert_finished, assert_refused, contents, directory_of, one
 
 import runner.devices.programs
@@ -72,6 +75,34 @@ def test_wandb_without_network(script, per_seed, undisturbed, folder):
         assert set(logged(run, "num_episodes")) == set(metrics["num_episodes"][lanes].mean(axis=0))
         score = summary["per_seed"][lane] if per_seed else summary["iqm"]
         assert logged(run, "eval_episode_return")[-1] == pytest.approx(score, rel=1e-4)
+    (animation,) = directory.glob("wandb/offline-run-*/files/media/**/*.gif")
+    with Image.open(animation) as episode:
+        assert episode.n_frames > 5, "a greedy episode of the first seed"
+
+
+@pytest.mark.parametrize(
+    ("env", "is_healthy", "eval_episodes", "is_logged"),
+    [
+        ("CartPole-v1", True, 1, True),
+        ("CartPole-v1", False, 1, False),
+        ("CartPole-v1", True, 0, False),
+        ("MemoryChain-bsuite", True, 1, False),
+    ],
+    ids=["healthy", "diverged", "not evaluated", "not drawn"],
+)
+def test_an_episode_of_a_healthy_seed_is_logged(
+    env, is_healthy, eval_episodes, is_logged, undisturbed_ppo, monkeypatch
+):
+    logged = []
+    monkeypatch.setattr(runner.main, "healthy_lanes", lambda *_: [is_healthy, True])
+    tracker = SimpleNamespace(
+        runs=[1], log_episode=lambda step, path: logged.append((step, path.suffix, path.exists()))
+    )
+    config, options = SimpleNamespace(env=env, num_iterations=2), SimpleNamespace(eval_episodes=eval_episodes)
+    experiment = SimpleNamespace(config=config, options=options, env_steps=lambda n: 10 * np.arange(1, n + 1))
+    run = SimpleNamespace(experiment=experiment, tracker=tracker, directory=undisturbed_ppo)
+    runner.main.log_episode(run, None)
+    assert logged == [(20, ".gif", True)] * is_logged
 
 
 @one

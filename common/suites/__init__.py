@@ -157,7 +157,8 @@ def make_suite(name: str) -> tuple[Suite, dict[str, int]]:
         raise ValueError(f"{path} {error}") from error
     if env not in names:
         near = [path.removesuffix(env) + name for name in difflib.get_close_matches(env, names, n=3)]
-        hint = f"did you mean {' or '.join(near)}?" if near else f"python -m common.suites {suite} lists them"
+        listed = f"python -m common.suites {suite} lists them; your own must be imported first"
+        hint = f"did you mean {' or '.join(near)}?" if near else listed
         raise ValueError(f"unknown environment {path!r}; {hint}")
     try:
         options = _read_options(path, text, module.Suite.options(env) | LIMITS) if text else {}

@@ -1,12 +1,15 @@
 """Craftax (Matthews et al. 2024, arXiv:2402.16801), discrete actions: `--env craftax/Craftax-Symbolic-v1`."""
 
+import importlib
 from typing import Any
 
 import jax
+import numpy as np
 
 from common import suites
 
 REQUIREMENT = "craftax==1.6.1"
+PIXELS = 16  # of a block in an animation; Craftax has textures of 10, 16 and 64
 
 
 def names() -> list[str]:
@@ -32,6 +35,7 @@ class Suite(suites.Suite):
         self.max_episode_steps = int(params.max_timesteps)  # 100,000; 10,000 in Classic
         self.params = params.replace(max_timesteps=2**30)  # so that `done` is death or victory alone
         self.action_space = spaces.Discrete(self.env.num_actions)
+        self.package = "craftax.craftax_classic" if "Classic" in name else "craftax.craftax"
         # Craftax calls these with its own `done`; here the time limit ends episodes too.
         self.log = compute_score if "Classic" in name else log_achievements_to_info
 
@@ -43,3 +47,13 @@ class Suite(suites.Suite):
         """`-> obs, state, reward, terminated, info`."""
         obs, state, reward, done, _ = self.env.step(key, state, action, self.params)
         return obs, state, reward, done, self.log(state, True)
+
+    def renderer(self):
+        """The file's ending, and a function that writes an animation."""
+        module = importlib.import_module(f"{self.package}.renderer")
+        draw = jax.jit(module.make_craftax_pixel_renderer(PIXELS))
+
+        def render(states, returns, path):
+            suites.write_gif((np.uint8(draw(state)) for state in states), path)
+
+        return ".gif", render

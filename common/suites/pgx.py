@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from common import suites
 
@@ -48,3 +49,20 @@ class Suite(suites.Suite):
         """`state -> obs`, in 2048 with the legal actions; in MinAtar all are legal."""
         obs = state.observation.astype(jnp.float32)
         return {"actor": obs, "legal": state.legal_action_mask} if self.env.id == "2048" else obs
+
+    def renderer(self):
+        """The file's ending, and a function that writes an animation: pgx' own, or MinAtar's squares in its colours."""
+        if self.env.id == "2048":
+            from pgx import save_svg_animation
+
+            return ".svg", lambda states, returns, path: save_svg_animation(list(states), path)
+        return ".gif", lambda states, returns, path: suites.write_gif(map(draw_minatar, states), path)
+
+
+def draw_minatar(state: Any) -> np.ndarray:
+    """uint8 [10, 10, 3]: of what lies on a square its last channel, as pgx draws a still."""
+    from pgx.minatar.utils import get_cmap
+
+    obs = np.asarray(state.observation)  # [10, 10, num_channels] bool
+    number = (obs * np.arange(1, obs.shape[-1] + 1)).max(axis=-1)
+    return np.uint8(255 * np.array([(0.0, 0.0, 0.0), *get_cmap(obs.shape[-1])])[number])

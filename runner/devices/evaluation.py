@@ -10,6 +10,7 @@ import numpy as np
 
 from common.environment import Environment, make_env
 from runner.cli.options import parse_integer
+from runner.devices.lanes import to_host
 from runner.experiment import Experiment
 
 STEPS_PER_CHECK = 8  # of whether all episodes have ended; on a GPU the host waits for the answer
@@ -90,6 +91,33 @@ def sampled_policy(algorithm: Any, state: Any, num_envs: int, key: jax.Array) ->
         return action, (memory, key)
 
     return sample, (memory, key)
+
+
+def play_episode(
+    env: Environment, act: Callable, memory: Any, key: jax.Array, max_steps: int
+) -> tuple[list[Any], np.ndarray]:
+    """Play one episode greedily; act and memory as `greedy_policy` gives them for one environment.
+
+    Returns:
+        the suite's states before each step, and the rewards summed up to each step [num_frames].
+    """
+    reset_key, *step_keys = jax.random.split(key, max_steps + 1)
+    obs, env_state = jax.jit(env.reset)(reset_key[None])
+
+    @jax.jit
+    def step(key, obs, memory, env_state):
+        action, memory = act(obs, memory)
+        obs, env_state, reward, terminated, truncated, _ = env.advance(key[None], env_state, action)
+        return obs, memory, env_state, reward[0], (terminated | truncated)[0]
+
+    states, rewards = [], []
+    for step_key in step_keys:
+        states.append(jax.tree.map(lambda x: x[0], to_host(env_state.state, 1)))
+        obs, memory, env_state, reward, done = step(step_key, obs, memory, env_state)
+        rewards.append(float(reward))
+        if done:
+            break
+    return states, np.cumsum(rewards)
 
 
 def evaluate(

@@ -108,6 +108,14 @@ class Tracker:
                 metrics[name][:, np.isin(steps, evaluated if name in EVAL_METRICS else env_steps)] = x
         self.log(steps, metrics)
 
+    def log_episode(self, env_steps: int, path: Path) -> None:
+        """Log an animation of the first lane, a .gif, .html or .svg, which may be removed afterwards."""
+        import wandb
+
+        media = wandb.Video(str(path)) if path.suffix == ".gif" else wandb.Html(path.read_text())
+        run, _ = self.runs[0]
+        run.log({"env_steps": int(env_steps), "episode": media}, step=int(env_steps))
+
     def finish(self, result: Result) -> None:
         """Write the scores of the lanes into the summary and close."""
         scores = result.scores | {"is_healthy": healthy_lanes(self.experiment, result)}
