@@ -4,6 +4,7 @@ import importlib
 import math
 import re
 import runpy
+import shutil
 from types import SimpleNamespace
 
 import flax.linen as nn
@@ -266,6 +267,25 @@ def test_a_policy_refuses_another_environment(exported, words, message, folder):
     result = execute(str(exported[0] / "policy.py"), *words, cwd=folder)
     assert result.status == 2
     assert f"policy.py: error: {message}" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seed-index", "2"], "0 to 1"),
+        (["--setting-index", "1"], "settings 0 to 0"),
+        (["--jax", "--seed-index", "-1"], "0 to 1"),
+        ([], "no checkpoint"),
+    ],
+)
+def test_a_policy_that_is_not_there_leaves_nothing(words, message, undisturbed_ppo, folder):
+    run = shutil.copytree(undisturbed_ppo, folder / "run")
+    if not words:
+        (run / "checkpoint.safetensors").unlink()
+    assert_refused(capture(export.main, "export", str(run), *words, "--out", "policy"), message)
+    assert_refused(capture(export.main, "export", "nowhere", "--out", "policy"), "nowhere")
+    assert [path.name for path in folder.iterdir()] == ["run"]
 
 
 @pytest.mark.slow
