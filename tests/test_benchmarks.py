@@ -1,5 +1,6 @@
 """The benchmarks run as benchmarks/README.md says: no path is set."""
 
+import collections
 import csv
 import importlib
 import sys
@@ -17,7 +18,7 @@ def speed(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["environments", "kernels", "results", "settings", "speed"])
+@pytest.mark.parametrize("name", ["environments", "gymnasium_scores", "kernels", "results", "settings", "speed"])
 def test_a_benchmark_finds_the_modules_of_this_repository(name, tmp_path):
     result = execute(str(ROOT / "benchmarks" / f"{name}.py"), "--help", cwd=tmp_path, PYTHONPATH=None)
     assert (result.status, result.stderr) == (0, ""), result
@@ -163,6 +164,45 @@ def test_a_case_that_is_not_there(tmp_path):
     result = execute(str(ROOT / "benchmarks" / "speed.py"), "--gpu", "--only", "ppo-3", cwd=tmp_path, PYTHONPATH=None)
     assert result.status == 2
     assert "error: --only: the cases are ppo-1, ppo-16, ppo-128, ppo-2048, dqn-1, " in result.stderr
+
+
+# -- Gymnasium ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gymnasium_scores(monkeypatch):
+    """The module benchmarks/gymnasium_scores.py."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.syspath_prepend(ROOT / "variants")
+    return importlib.import_module("gymnasium_scores")
+
+
+def test_the_table_of_gymnasium_is_made_from_the_recorded_scores(gymnasium_scores):
+    rows, page = gymnasium_scores.read_rows(), gymnasium_scores.PAGE.read_text()
+    assert page.count(gymnasium_scores.BEGIN) == 1
+    assert gymnasium_scores.with_table(page, gymnasium_scores.BEGIN, gymnasium_scores.table(rows)) == page
+    counts = collections.Counter(row["row"] for row in rows)
+    assert counts == {name: pair.num_seeds for name, pair in gymnasium_scores.PAIRS.items()}
+
+
+def test_a_score_in_gymnasium_is_subtracted(gymnasium_scores):
+    scores = [(500.0, 498.0), (400.0, 399.0), (300.0, 301.0), (500.0, 498.0)]
+    rows = [{"row": "ppo/CartPole-v1", "gymnax": str(a), "gymnasium": str(b)} for a, b in scores]
+    *_, line = gymnasium_scores.table(rows)
+    _, name, ours, theirs, difference, probability, _ = line.split("|")
+    assert [cell.strip() for cell in (name, ours, theirs)] == ["`ppo/CartPole-v1`", "450.0", "448.5"]
+    assert difference.startswith(" +1.0 (")
+    assert probability.startswith(" 0.62 (")
+
+
+@pytest.mark.slow
+def test_a_policy_plays_in_gymnasium(gymnasium_scores, undisturbed_ppo, tmp_path, monkeypatch):
+    monkeypatch.setattr(gymnasium_scores, "EPISODES", 2)
+    monkeypatch.setattr(gymnasium_scores, "trained", lambda *_: undisturbed_ppo)
+    first, second = gymnasium_scores.scores(gymnasium_scores.PAIRS["ppo/CartPole-v1"], tmp_path)
+    assert (first["seed"], second["seed"]) == (0, 1)
+    assert first["gymnasium"] != second["gymnasium"], "each seed plays other episodes"
+    assert 8 <= float(first["gymnasium"]) <= 500
 
 
 # -- Settings ----------------------------------------------------------------------------------------------------------

@@ -144,6 +144,7 @@ UPDATES = pqn.Config(
     num_minibatches=1,
     learning_rate=0.01,
     gamma=GAMMA,
+    exploration_fraction=0.5,
     hidden_sizes=(6, 5),
 )
 CASES = {
@@ -223,6 +224,9 @@ def test_an_iteration_equals_numpy(case):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=2e-4), state.params, params)
         for name, expected in zip(("q_loss", "q_mean", "grad_norm"), np.mean(records, axis=0), strict=True):
             np.testing.assert_allclose(metrics[name], expected, rtol=1e-3, atol=1e-5, err_msg=name)
+        progress = (rows.stop - 1) * config.num_envs / (config.exploration_fraction * config.total_timesteps)
+        epsilon = config.epsilon_start + progress * (config.epsilon_end - config.epsilon_start)
+        np.testing.assert_allclose(metrics["epsilon"], epsilon, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
