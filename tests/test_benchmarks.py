@@ -191,7 +191,7 @@ def test_a_score_in_gymnasium_is_subtracted(gymnasium_scores):
     *_, line = gymnasium_scores.table(rows)
     _, name, ours, theirs, difference, probability, _ = line.split("|")
     assert [cell.strip() for cell in (name, ours, theirs)] == ["`ppo/CartPole-v1`", "450.0", "448.5"]
-    assert difference.startswith(" +1.0 (")
+    assert difference.startswith(" +1.00 (")
     assert probability.startswith(" 0.62 (")
 
 

@@ -1,0 +1,114 @@
+"""Scores of the same policies in gymnax and in Gymnasium.
+
+    python benchmarks/gymnasium_scores.py                          # every row of classic control in RESULTS.md
+    python benchmarks/gymnasium_scores.py --only ppo/CartPole-v1   # this one
+
+20 seeds are trained with the preset and evaluated over 100 whole episodes each. Every policy is exported to numpy and
+plays 100 episodes in Gymnasium's environment of the same name. Writes results/gymnasium.csv, in which other rows stay,
+and the table of docs/environments.md. A finished run is not trained again, and one that was stopped is continued.
+"""
+
+import argparse
+import csv
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import results  # with the folder of `runner` in the path
+from results import FAMILIES, HEADLINE, ROOT, Pair, with_table
+
+from common.environment import make_env
+from runner.export.policy import make_policy, write_numpy
+from runner.files.load import load
+from runner.report.statistics import bootstrap_interval, iqm, probability_of_improvement
+
+PAIRS = {pair.name: pair for pair in FAMILIES[HEADLINE]}
+FILE = ROOT / "benchmarks" / "results" / "gymnasium.csv"
+PAGE, BEGIN = ROOT / "docs" / "environments.md", "<!-- made by benchmarks/gymnasium_scores.py -->"
+COLUMNS = ("row", "seed", "gymnax", "gymnasium")
+EPISODES = results.FINAL_EPISODES
+
+
+def trained(pair: Pair, out: Path) -> Path:
+    """The folder of a finished run."""
+    folder = out / pair.script / pair.env / "gymnasium"
+    begin = ["--env", pair.env, "--num-seeds", str(pair.num_seeds), "--out", str(out), "--name", folder.name]
+    begin += ["--eval-every", "0", "--eval-episodes", str(EPISODES)]
+    if not (folder / "summary.json").exists():
+        arguments = ["--resume", str(folder)] if (folder / "config.json").exists() else begin
+        subprocess.run([sys.executable, pair.file, *arguments], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def export(run: Path, seed: int, folder: Path) -> None:
+    """Write a seed's policy in numpy."""
+    config, algorithm, state = load(run, seed)
+    write_numpy(make_policy(algorithm, state, make_env(config.env)), f"{run}, seed {seed}", folder)
+
+
+def play(env: str, seed: int, folder: Path) -> float:
+    """Mean return of a seed's policy in Gymnasium; each seed plays other episodes."""
+    command = [sys.executable, folder / "policy.py", "--gymnasium", env]
+    command += ["--episodes", str(EPISODES), "--seed", str(EPISODES * seed)]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(re.search(r"mean (\S+),", result.stdout)[1])
+
+
+def scores(pair: Pair, out: Path) -> list[dict[str, str]]:
+    """A row of the file for each seed."""
+    run = trained(pair, out)
+    ours = results.read(run / "summary.json")["eval_episode_return"]["per_seed"]
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
+        folders = [Path(name, str(seed)) for seed in range(len(ours))]
+        for seed, folder in enumerate(folders):
+            export(run, seed, folder)
+        theirs = list(pool.map(lambda seed: play(pair.env, seed, folders[seed]), range(len(ours))))
+    rows = enumerate(zip(ours, theirs, strict=True))
+    return [{"row": pair.name, "seed": seed, "gymnax": f"{a:.2f}", "gymnasium": f"{b:.2f}"} for seed, (a, b) in rows]
+
+
+def table(rows: list[dict[str, str]]) -> list[str]:
+    """The table in Markdown, a line for each row of RESULTS.md."""
+    titles = ("policies", "IQM in gymnax", "IQM in Gymnasium", "difference", "P(gymnax > Gymnasium)")
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for name in PAIRS:
+        pairs = [(float(row["gymnax"]), float(row["gymnasium"])) for row in rows if row["row"] == name]
+        if pairs:
+            ours, theirs = np.array(pairs).T
+            low, high = bootstrap_interval([ours - theirs], np.mean)
+            probability = "{:.2f} ({:.2f} to {:.2f})".format(*probability_of_improvement([(ours, theirs)]))
+            difference = f"{np.mean(ours - theirs):+.2f} ({low:+.2f} to {high:+.2f})"
+            lines.append(f"| `{name}` | {iqm(ours):.1f} | {iqm(theirs):.1f} | {difference} | {probability} |")
+    return lines
+
+
+def read_rows() -> list[dict[str, str]]:
+    """What is recorded."""
+    with FILE.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=PAIRS, default=list(PAIRS), metavar="ROW")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs", help="folder of the training runs")
+    arguments = parser.parse_args()
+    for name in arguments.only:
+        kept = [row for row in read_rows() if row["row"] != name] if FILE.exists() else []
+        rows = kept + scores(PAIRS[name], arguments.out.resolve())
+        with FILE.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(rows)
+        print(*table([row for row in rows if row["row"] == name])[2:], flush=True)
+    PAGE.write_text(with_table(PAGE.read_text(), BEGIN, table(read_rows())))
+
+
+if __name__ == "__main__":
+    main()
