@@ -219,4 +219,4 @@ def log_episode(run: Run, result: Result) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"episode{ending}")
         render(states, returns, str(path))
-        run.tracker.log_episode(experiment.env_steps(experiment.config.num_iterations)[-1], path)
+        run.tracker.log_episode(int(experiment.env_steps(experiment.config.num_iterations)[-1]), path)

@@ -114,7 +114,7 @@ class Tracker:
 
         media = wandb.Video(str(path)) if path.suffix == ".gif" else wandb.Html(path.read_text())
         run, _ = self.runs[0]
-        run.log({"env_steps": int(env_steps), "episode": media}, step=int(env_steps))
+        run.log({"env_steps": env_steps, "episode": media}, step=env_steps)
 
     def finish(self, result: Result) -> None:
         """Write the scores of the lanes into the summary and close."""
