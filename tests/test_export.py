@@ -68,7 +68,7 @@ def test_numpy_acts_as_jax(name, tmp_path, rank_promotion):
     policy = policy_of(name.partition(",")[0], *POLICIES[name])
     write_numpy(policy, "a test", tmp_path / "policy")
     act = runpy.run_path(str(tmp_path / "policy" / "policy.py"))["act"]
-    inputs = random_arrays(policy.inputs, np.random.default_rng(1), n=2_000 if "," not in name else 50)
+    inputs = random_arrays(policy.inputs, np.random.default_rng(1), n=10_000 if "," not in name else 50)
     expected = jax.tree.leaves(jax.jit(policy.act)(policy.state, *inputs))
     found = jax.tree.leaves(act(*inputs))
     first = jax.tree.leaves(act(*jax.tree.map(lambda x: x[0], inputs)))
