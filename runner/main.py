@@ -21,7 +21,7 @@ from runner.cli.options import PRECISIONS, Options
 from runner.cli.parse import check_unchanged, fail, look_ahead, parse, read_words
 from runner.cli.sweep import check_distinct, count_settings, make_settings, read_axes
 from runner.devices import hosts
-from runner.devices.evaluation import greedy_policy, play_episode
+from runner.devices.evaluation import MAX_FRAMES, episode_limit, greedy_policy, play_episode
 from runner.devices.imports import import_ahead, import_gymnax, keep_programs
 from runner.devices.lanes import strong
 from runner.devices.memory import check_memory
@@ -37,8 +37,6 @@ from runner.report.scores import healthy_lanes
 from runner.report.timing import Timing
 from runner.report.tracking import check_wandb
 from runner.training import Run
-
-MAX_FRAMES = 500  # of the episode that wandb shows
 
 
 @lasting_output()
@@ -214,8 +212,8 @@ def log_episode(run: Run, result: Result) -> None:
     except ValueError:
         return
     _, algorithm, state = load(run.directory)
-    steps = min(MAX_FRAMES, env.max_episode_steps or MAX_FRAMES)
-    states, returns = play_episode(env, *greedy_policy(algorithm, state, 1), jax.random.key(0), steps)
+    limit = episode_limit(env, MAX_FRAMES)
+    states, returns = play_episode(env, *greedy_policy(algorithm, state, 1), jax.random.key(0), limit)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"episode{ending}")
         render(states, returns, str(path))

@@ -12,7 +12,7 @@ import tyro
 
 from common.environment import make_env
 from runner.cli.parse import fail, registry
-from runner.devices.evaluation import greedy_policy, play_episode
+from runner.devices.evaluation import MAX_FRAMES, episode_limit, greedy_policy, play_episode
 from runner.files.load import load
 from runner.report.progress import SECONDS_BETWEEN_LINES
 
@@ -27,7 +27,7 @@ class Arguments:
     script: str = ""  # file of the script that trained it, if that has moved
     out: str = ""  # file to write, .gif, for brax .html, for 2048 .svg; empty: episode with that ending
     episode_seed: int = 0  # seed of the episode
-    max_steps: int = 500  # the animation stops here if the episode goes on
+    max_steps: int = MAX_FRAMES  # the animation stops here if the episode goes on
 
 
 def check_out(path: Path, ending: str) -> None:
@@ -72,8 +72,7 @@ def main() -> None:
         path = Path(arguments.out or f"episode{ending}")
         check_out(path, ending)
         print(f"playing an episode of {config.env}", flush=True)
-        limit = min(arguments.max_steps, env.max_episode_steps or arguments.max_steps)
-        key = jax.random.key(arguments.episode_seed)
+        key, limit = jax.random.key(arguments.episode_seed), episode_limit(env, arguments.max_steps)
         states, returns = play_episode(env, *greedy_policy(algorithm, state, 1), key, limit)
         print(f"drawing {len(states):,} frames", flush=True)
         render(count_drawn(states), returns, str(path))

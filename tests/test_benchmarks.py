@@ -10,11 +10,19 @@ import pytest
 from helpers import ROOT, execute, rank_promotion
 
 
-@pytest.fixture
-def speed(monkeypatch):
-    """The module benchmarks/speed.py."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module("speed")
+def fixture_of(name):
+    """The module benchmarks/<name>.py, with the folders in the path that it has as a program."""
+
+    @pytest.fixture(name=name)
+    def module(monkeypatch):
+        for folder in ("benchmarks", "variants"):
+            monkeypatch.syspath_prepend(ROOT / folder)
+        return importlib.import_module(name)
+
+    return module
+
+
+speed, gymnasium_scores, settings = map(fixture_of, ("speed", "gymnasium_scores", "settings"))
 
 
 @pytest.mark.slow
@@ -169,14 +177,6 @@ def test_a_case_that_is_not_there(tmp_path):
 # -- Gymnasium ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def gymnasium_scores(monkeypatch):
-    """The module benchmarks/gymnasium_scores.py."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    monkeypatch.syspath_prepend(ROOT / "variants")
-    return importlib.import_module("gymnasium_scores")
-
-
 def test_the_table_of_gymnasium_is_made_from_the_recorded_scores(gymnasium_scores):
     rows, page = gymnasium_scores.read_rows(), gymnasium_scores.PAGE.read_text()
     assert page.count(gymnasium_scores.BEGIN) == 1
@@ -206,14 +206,6 @@ def test_a_policy_plays_in_gymnasium(gymnasium_scores, undisturbed_ppo, tmp_path
 
 
 # -- Settings ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def settings(monkeypatch):
-    """The module benchmarks/settings.py."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    monkeypatch.syspath_prepend(ROOT / "variants")
-    return importlib.import_module("settings")
 
 
 def test_tables_of_settings_are_made_from_the_recorded_scores(settings):

@@ -273,19 +273,18 @@ def test_a_policy_refuses_another_environment(exported, words, message, folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--seed-index", "2"], "0 to 1"),
-        (["--setting-index", "1"], "settings 0 to 0"),
-        (["--jax", "--seed-index", "-1"], "0 to 1"),
-        ([], "no checkpoint"),
+        (["run", "--seed-index", "2"], "0 to 1"),
+        (["run", "--setting-index", "1"], "settings 0 to 0"),
+        (["run", "--jax", "--seed-index", "-1"], "0 to 1"),
+        (["damaged"], "no checkpoint"),
+        (["nowhere"], "nowhere"),
     ],
 )
 def test_a_policy_that_is_not_there_leaves_nothing(words, message, undisturbed_ppo, folder):
-    run = shutil.copytree(undisturbed_ppo, folder / "run")
-    if not words:
-        (run / "checkpoint.safetensors").unlink()
-    assert_refused(capture(export.main, "export", str(run), *words, "--out", "policy"), message)
-    assert_refused(capture(export.main, "export", "nowhere", "--out", "policy"), "nowhere")
-    assert [path.name for path in folder.iterdir()] == ["run"]
+    shutil.copytree(undisturbed_ppo, folder / "run")
+    shutil.copytree(undisturbed_ppo, folder / "damaged", ignore=shutil.ignore_patterns("checkpoint*"))
+    assert_refused(capture(export.main, "export", *words, "--out", "policy"), message)
+    assert sorted(path.name for path in folder.iterdir()) == ["damaged", "run"]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from runner.devices.lanes import to_host
 from runner.experiment import Experiment
 
 STEPS_PER_CHECK = 8  # of whether all episodes have ended; on a GPU the host waits for the answer
+MAX_FRAMES = 500  # of an animation
 # With --eval-every auto, besides the evaluation before training:
 MAX_EVALUATIONS = 20  # of a run
 MAX_STEPS_RATIO = 16  # env steps of all evaluations over those of training, if every episode lasted to its limit
