@@ -38,6 +38,7 @@ ENVS = {
     "sac": ("Pendulum-v1",),
     "td3": ("Pendulum-v1",),
     "ppo_rnn": ("CartPole-v1",),
+    "categorical_dqn": ("CartPole-v1",),
     "sac_discrete": ("CartPole-v1",),
     "pqn": ("CartPole-v1",),
     "reppo": ("Pendulum-v1",),
@@ -67,6 +68,7 @@ SMALL = {
     "td3": {**_OFF_POLICY, "train_interval": 4, "gradient_steps": 4},
 }
 SMALL |= {"ppo_rnn": SMALL["ppo"] | {"memory_size": 4}, "sac_discrete": SMALL["sac"]}
+SMALL["categorical_dqn"] = SMALL["dqn"] | {"num_bins": 11}
 SMALL["pqn"] = {name: x for name, x in SMALL["ppo"].items() if name != "normalize_reward"}
 SMALL["reppo"] = SMALL["pqn"] | {"num_samples": 2, "num_bins": 11}
 # Most tests take runs of this length: runs of one length share their compiled programs.

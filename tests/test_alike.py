@@ -154,6 +154,7 @@ VARIANTS = {
         {"Config", "Actor", "Critic", "Batch", "State", "Algorithm"},
         {"init", "act", "value", "explore", "loss", "update", "evaluate", "learn", "step"},
     ),
+    "variants/categorical_dqn": ("dqn", {"Config", "QNetwork"}, {"q_loss", "act", "value"}),
     "variants/sac_discrete": (
         "sac",
         {"Config", "Actor", "Critic", "Transition", "State"},

@@ -182,7 +182,7 @@ def test_old_style_keys_are_the_same_keys():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["ppo", "dqn", "sac_discrete", "ppo_rnn", "pqn"])
+@pytest.mark.parametrize("script", ["ppo", "dqn", "categorical_dqn", "sac_discrete", "ppo_rnn", "pqn"])
 def test_a_script_trains_with_an_old_style_key(script):
     module = __import__(script)
     algorithm = module.make(module.Config(env="CartPole-v1", hidden_sizes=(4,)))

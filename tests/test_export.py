@@ -30,6 +30,7 @@ POLICIES = {
     "dqn": ("CartPole-v1", {"layer_norm": True, "activation": "swish"}),
     "sac": ("Pendulum-v1", {"normalize_obs": True}),
     "td3": ("Reacher-misc", {}),
+    "categorical_dqn": ("Breakout-MinAtar", {"num_bins": 11}),
     "pqn": ("Breakout-MinAtar", {}),
     "reppo": ("Pendulum-v1", {}),
     "sac_discrete": ("CartPole-v1", {}),

@@ -35,11 +35,13 @@ REPLAY = {
     "gamma": 0.5,
     "n_step": 2,
 }
+DQN = {"total_timesteps": 3000, "learning_rate": 3e-3, "target_interval": 10, "epsilon_end": 0.5}
 CONFIGS = {
     "ppo": PPO | {"total_timesteps": 64 * 20},
     "ppo_rnn": PPO | {"total_timesteps": 64 * 20, "memory_size": 4},
     "pqn": PPO | {"total_timesteps": 64 * 60, "learning_rate": 1e-2, "gamma": 0.5, "epsilon_end": 0.5},
-    "dqn": REPLAY | {"total_timesteps": 3000, "learning_rate": 3e-3, "target_interval": 10, "epsilon_end": 0.5},
+    "dqn": REPLAY | DQN,
+    "categorical_dqn": REPLAY | DQN | {"value_min": -6.0, "value_max": 0.0, "num_bins": 13},
     "sac_discrete": REPLAY
     | {"total_timesteps": 3000, "critic_learning_rate": 3e-3, "tau": 0.1, "alpha": 1e-4, "alpha_learning_rate": 0.0},
 }
@@ -120,7 +122,7 @@ def test_illegal_actions_are_chosen_if_the_suite_does_not_tell(script):
     assert np.nanmax(metrics["num_illegal"]) > 0
 
 
-@pytest.mark.parametrize("script", ["dqn", "sac_discrete", "pqn"])
+@pytest.mark.parametrize("script", ["dqn", "categorical_dqn", "sac_discrete", "pqn"])
 def test_no_value_is_that_of_an_illegal_action(script):
     """-1 a step, gamma .5: every state is worth -2. Illegal actions stay near 0, and by them it would be worth -1."""
     algorithm, state, _ = trained(script, Phases)
@@ -158,7 +160,7 @@ class Dear(Phases):
         return *outcome, info
 
 
-@pytest.mark.parametrize("script", ["dqn", "sac_discrete", "pqn"])
+@pytest.mark.parametrize("script", ["dqn", "categorical_dqn", "sac_discrete", "pqn"])
 def test_the_best_of_the_actions_that_are_legal_now_is_learned(script):
     algorithm, state, _ = trained(script, Dear)
     action = algorithm.act(state, OBS)

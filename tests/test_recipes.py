@@ -14,6 +14,7 @@ import probes
 import pytest
 from helpers import ROOT, small_config
 from reference import dense, layer_norm, to_float64
+from scipy import stats
 from test_traps import change_of
 
 import common.random
@@ -27,7 +28,7 @@ RECIPES = {
     section.partition("\n")[0]: [change_of(x) for x in re.findall(r"^```diff\n(.*?)^```", section, re.S | re.M)]
     for section in SECTIONS
 }
-SIMBA, DUELING, HUBER, TARGET_KL = RECIPES
+SIMBA, DUELING, HUBER, HL_GAUSS, TARGET_KL = RECIPES
 FITS = [(recipe, path) for recipe, changes in RECIPES.items() for path in changes[0][0].split()]
 
 
@@ -128,6 +129,23 @@ def test_huber_squares_small_errors_alone(scale, cook):
     squared, huber = losses
     assert (squared < 0.5) == (scale < 1)
     np.testing.assert_allclose(huber, squared if scale < 1 else np.sqrt(2 * squared) - 0.5, rtol=1e-3)
+
+
+def test_hl_gauss_learns_a_gaussian_around_the_mean(cook):
+    """Without discount the target of CartPole is 1. A network that says so has the entropy of the histogram as loss."""
+    module = cook(HL_GAUSS, "categorical_dqn")
+    changes = {"gamma": 0.0, "learning_rate": 0.0, "value_min": 0.0, "value_max": 4.0, "num_bins": 17}
+    algorithm = module.make(config_of(module, "categorical_dqn", **changes))
+    state = algorithm.init(jax.random.key(0))
+    edges = np.linspace(-0.125, 4.125, 18)
+    probs = np.diff(stats.norm.cdf(edges, 1.0, 0.75 * 0.25))
+    probs /= probs.sum()
+    params = jax.tree.map(jnp.zeros_like, state.params)
+    params["params"]["Dense_0"]["bias"] = jnp.tile(jnp.log(jnp.maximum(probs, 1e-30)), 2)
+    metrics = algorithm.step(state.replace(params=params), 0)[1]
+    np.testing.assert_allclose(metrics["q_loss"], stats.entropy(probs), rtol=1e-4)
+    np.testing.assert_allclose(metrics["q_mean"], 1.0, atol=1e-3)
+    assert metrics["clipped_targets"] == 0
 
 
 def test_a_target_kl_ends_the_updates_of_an_iteration(cook):

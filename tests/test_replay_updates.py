@@ -1,4 +1,4 @@
-"""Iterations of DQN, SAC, TD3 and discrete SAC against numpy: targets, losses, gradients, optimizers, target networks.
+"""Iterations of DQN, SAC, TD3 and their variants against numpy: targets, losses, gradients, optimizers, targets.
 
 The replay is made to return known rows and the noise to be known numbers; nothing else is replaced.
 """
@@ -6,6 +6,7 @@ The replay is made to return known rows and the noise to be known numbers; nothi
 import importlib
 from dataclasses import replace
 
+import categorical_dqn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,9 +35,9 @@ REPLAY = {
     "total_timesteps": 16 + 4 * NUM_ITERATIONS,
     "gamma": 0.9,
 }
-DQN = dqn.Config(
-    env="Probe-Recorder", hidden_sizes=(5,), target_interval=8, learning_rate=0.01, max_grad_norm=1e9, **REPLAY
-)
+DISCRETE = {"env": "Probe-Recorder", "hidden_sizes": (5,), "target_interval": 8, "max_grad_norm": 1e9, **REPLAY}
+DQN = dqn.Config(**DISCRETE, learning_rate=0.01)
+CATEGORICAL = categorical_dqn.Config(**DISCRETE, learning_rate=0.03, value_min=-5.0, value_max=9.0, num_bins=5)
 CONTINUOUS = {"env": "Probe-Recorder-Continuous", "hidden_sizes": (4,), "tau": 0.3, **REPLAY}
 RATES = {"actor_learning_rate": 0.01, "critic_learning_rate": 0.02}
 SAC = sac.Config(**CONTINUOUS, **RATES, alpha=0.7, alpha_learning_rate=0.03, target_entropy=-0.4)
@@ -50,6 +51,10 @@ CASES = {
     "dqn, clipped gradient, annealed": replace(DQN, max_grad_norm=0.5, anneal_learning_rate=True, activation="tanh"),
     "dqn, soft targets, normalised": replace(DQN, tau=0.3, target_interval=4, normalize_obs=True, hidden_sizes=(5, 4)),
     "dqn, layer norm, 3 steps": replace(DQN, layer_norm=True, n_step=3, hidden_sizes=(5, 4), activation="tanh"),
+    "categorical dqn": replace(CATEGORICAL, double=False),
+    "categorical dqn, normalised, layer norm, 3 steps": replace(
+        CATEGORICAL, normalize_obs=True, layer_norm=True, n_step=3, activation="tanh"
+    ),
     "sac": SAC,
     "sac, fixed alpha, tanh": replace(SAC, alpha_learning_rate=0.0, alpha=0.3, activation="tanh"),
     "sac, normalised": replace(SAC, normalize_obs=True, hidden_sizes=(4, 3), activation="tanh"),
@@ -121,11 +126,14 @@ class ReferenceDQN(Reference):
         q = np.array([row[action] for row, action in zip(self.q(params, batch.obs), batch.action, strict=True)])
         return np.mean((q - target) ** 2) / 2, q
 
+    def target_of(self, batch, next_action):
+        q_next = self.q(self.target_params, batch.next_obs)
+        return self.target(batch, q_next[np.arange(len(next_action)), next_action])
+
     def update(self, batches, i):
         config, batch = self.config, batches[0]
         select = self.q(self.params if config.double else self.target_params, batch.next_obs)
-        q_next = self.q(self.target_params, batch.next_obs)[np.arange(config.batch_size), select.argmax(axis=-1)]
-        target = self.target(batch, q_next)
+        target = self.target_of(batch, select.argmax(axis=-1))
         loss, q = self.loss(self.params, target, batch)
         grads = numerical_gradient(lambda params: self.loss(params, target, batch)[0], self.params)
         grads = jax.tree.map(lambda x: x * min(1.0, config.max_grad_norm / global_norm(grads)), grads)
@@ -150,6 +158,42 @@ class ReferenceDQN(Reference):
     def act_and_value(self, obs):
         q = self.q(self.params, obs)
         return q.argmax(axis=-1), q.max(axis=-1)
+
+
+class ReferenceCategoricalDQN(ReferenceDQN):
+    """Projected value by value, as algorithm 1 of Bellemare et al. 2017."""
+
+    def __init__(self, config, state):
+        super().__init__(config, state)
+        self.bins = np.linspace(config.value_min, config.value_max, config.num_bins)
+
+    def probs(self, params, obs):
+        """[batch_size, 3, num_bins]."""
+        logits = self.mlp(params, obs).reshape(len(obs), 3, -1)
+        return np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+
+    def q(self, params, obs):
+        return self.probs(params, obs) @ self.bins
+
+    def target_of(self, batch, next_action):
+        target, self.clipped = np.zeros((len(next_action), len(self.bins))), 0.0
+        probs = self.probs(self.target_params, batch.next_obs)[np.arange(len(next_action)), next_action]
+        for row, bin in np.ndindex(*target.shape):
+            value = batch.reward[row] + batch.discount[row] * (1 - batch.terminated[row]) * self.bins[bin]
+            inside = np.clip(value, self.bins[0], self.bins[-1])
+            self.clipped += probs[row, bin] * (value != inside) / len(target)
+            position = (inside - self.bins[0]) / (self.bins[1] - self.bins[0])
+            below = min(int(position), len(self.bins) - 2)
+            target[row, below] += probs[row, bin] * (below + 1 - position)
+            target[row, below + 1] += probs[row, bin] * (position - below)
+        return target
+
+    def loss(self, params, target, batch):
+        probs = self.probs(params, batch.obs)[np.arange(len(target)), batch.action]
+        return -np.mean((target * np.log(probs)).sum(axis=-1)), probs @ self.bins
+
+    def update(self, batches, i):
+        return super().update(batches, i) | {"clipped_targets": self.clipped}
 
 
 class ReferenceActorCritic(Reference):
@@ -306,6 +350,7 @@ class ReferenceTD3(ReferenceActorCritic):
 
 REFERENCES = {
     "dqn": ReferenceDQN,
+    "categorical_dqn": ReferenceCategoricalDQN,
     "sac": ReferenceSAC,
     "sac_discrete": ReferenceSACDiscrete,
     "td3": ReferenceTD3,

@@ -49,7 +49,7 @@ class Seen(Suite):
 def test_a_script_takes_an_environment_or_names_those_that_do(action_space, obs_shape, scripts):
     env = Environment(Seen(action_space, obs_shape))
     assert scripts_for(env) == scripts
-    for script in [*SCRIPTS, "ppo_rnn", "pqn", "reppo", "sac_discrete"]:
+    for script in [*SCRIPTS, "categorical_dqn", "ppo_rnn", "pqn", "reppo", "sac_discrete"]:
         module = importlib.import_module(script)
         with mock.patch.object(module, "make_env", return_value=env):
             try:

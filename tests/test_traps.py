@@ -25,7 +25,7 @@ from helpers import small_config  # noqa: E402
 from common.random import shuffle  # noqa: E402
 
 PAGE = (ROOT / "docs/traps.md").read_text()
-REPLAY = ["dqn", "sac", "td3", "sac_discrete"]
+REPLAY = ["dqn", "sac", "td3", "categorical_dqn", "sac_discrete"]
 
 
 @dataclass
@@ -149,7 +149,7 @@ def test_a_shuffle_is_one_sort_of_one_array():
     assert max(operands("sort", partial(jax.random.permutation, x=512), key)) > 1  # the negative control
 
 
-@pytest.mark.parametrize("script", ["dqn", "pqn"])
+@pytest.mark.parametrize("script", ["dqn", "categorical_dqn", "pqn"])
 def test_the_gradient_of_a_chosen_q_value_is_no_scatter(script):
     assert operands("scatter-add", *step_of(script)) == []
     chosen = lambda q: jnp.take_along_axis(q, jnp.zeros((4, 1), int), axis=-1).sum()  # noqa: E731

@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 from functools import cache, partial
 
+import categorical_dqn
 import gymnax
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,13 @@ from runner.files.load import load
 probes.register()
 NUM_SEEDS = 3
 GAMMA = 0.9
-VARIANTS = {"ppo_rnn": ppo_rnn, "sac_discrete": sac_discrete, "pqn": pqn, "reppo": reppo}
+VARIANTS = {
+    "categorical_dqn": categorical_dqn,
+    "ppo_rnn": ppo_rnn,
+    "sac_discrete": sac_discrete,
+    "pqn": pqn,
+    "reppo": reppo,
+}
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
@@ -329,11 +336,11 @@ def test_a_time_limit_is_not_an_end():
 
 # -- What every script promises ----------------------------------------------------------------------------------------
 
+REPLAY = {"num_envs": 2, "steps_per_iteration": 24, "learning_starts": 24, "buffer_size": 64, "batch_size": 8}
 SHORT = {
+    "categorical_dqn": categorical_dqn.Config("Probe-Recorder", target_interval=24, **REPLAY),
     "ppo_rnn": RECURRENT,
-    "sac_discrete": sac_discrete.Config(
-        "Probe-Recorder", num_envs=2, steps_per_iteration=24, learning_starts=24, buffer_size=64, batch_size=8
-    ),
+    "sac_discrete": sac_discrete.Config("Probe-Recorder", **REPLAY),
     "pqn": pqn.Config("Probe-Recorder", num_envs=2, num_steps=12, num_epochs=2, num_minibatches=2),
     "reppo": reppo.Config("Probe-Recorder-Continuous", num_envs=2, num_steps=12, num_epochs=2, num_minibatches=2),
 }
