@@ -35,6 +35,7 @@ POLICIES = {
     "reppo": ("Pendulum-v1", {}),
     "sac_discrete": ("CartPole-v1", {}),
     "ppo_rnn": ("CartPole-v1", {}),
+    "ppo_rnn, lstm": ("CartPole-v1", {"cell": "lstm"}),
 }
 
 

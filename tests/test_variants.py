@@ -57,7 +57,7 @@ RECURRENT = ppo_rnn.Config("Probe-Recorder", 100, 3, 16, hidden_sizes=(8,), num_
 
 
 def replay(algorithm, state, record, env, starts_again=True):
-    """The memory [2, memory_size] after the recorded steps of an environment, observation by observation."""
+    """The memory [2, width] after the recorded steps of an environment, observation by observation."""
     act, start = jax.jit(algorithm.act), algorithm.initial_memory(1)
     memory = start
     for i in range(int(record.count[env])):
@@ -68,9 +68,9 @@ def replay(algorithm, state, record, env, starts_again=True):
 
 
 @cache
-def collected(env):
+def collected(env, cell="gru"):
     """Algorithm, State and metrics [2, 3] after three iterations, of a lane that does not learn and one that does."""
-    config = replace(RECURRENT, env=env, total_timesteps=150, clip_eps=1e-5)
+    config = replace(RECURRENT, env=env, cell=cell, total_timesteps=150, clip_eps=1e-5)
 
     def train(learning_rate, key):
         return ppo_rnn.make_train(replace(config, learning_rate=learning_rate))(key)
@@ -79,10 +79,10 @@ def collected(env):
     return ppo_rnn.make(config), *jax.jit(jax.vmap(train, in_axes=(0, None)))(rates, jax.random.key(1))
 
 
-@pytest.mark.quick
-def test_the_memory_starts_again_after_either_end():
+@pytest.mark.parametrize("cell", [pytest.param("gru", marks=pytest.mark.quick), "lstm"])
+def test_the_memory_starts_again_after_either_end(cell):
     """Without learning, the memory is that of a loop over `act` in which it is zero where episodes begin."""
-    algorithm, state, _ = collected("Probe-Recorder")
+    algorithm, state, _ = collected("Probe-Recorder", cell)
     state = jax.tree.map(lambda x: x[0], state)
     record = jax.tree.map(np.asarray, probes.recorded(state.env_state))
     assert (record.terminated & ~record.truncated)[:, :48].any(axis=1).all()
@@ -95,14 +95,83 @@ def test_the_memory_starts_again_after_either_end():
     assert np.any(state.memory)
 
 
-@pytest.mark.parametrize("env", [pytest.param("Probe-Recorder", marks=pytest.mark.quick), "Probe-Recorder-Continuous"])
-def test_without_learning_every_ratio_is_one(env):
+@pytest.mark.parametrize(
+    ("env", "cell"),
+    [
+        pytest.param("Probe-Recorder", "gru", marks=pytest.mark.quick),
+        ("Probe-Recorder", "lstm"),
+        ("Probe-Recorder-Continuous", "gru"),
+    ],
+)
+def test_without_learning_every_ratio_is_one(env, cell):
     """In every minibatch of three iterations: sequences are valued as they were collected, ends and memory included.
     The lane that learns is the control."""
-    _, _, metrics = collected(env)
+    _, _, metrics = collected(env, cell)
     np.testing.assert_array_equal(metrics["clip_fraction"][0], [0.0] * 3)
     np.testing.assert_allclose(metrics["approx_kl"][0], 0.0, atol=1e-9)
     assert metrics["clip_fraction"][1].min() > 0.3
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def gru(params, memory, x, reset_first=False, swapped=False):
+    """Cho et al. 2014, with the reset gate after the product; in float64, gate by gate."""
+    kernel, bias, recurrent = (np.split(p, 3, axis=-1) for p in params)
+    reset, update = (sigmoid(x @ kernel[i] + bias[i] + memory @ recurrent[i]) for i in range(2))
+    from_memory = (reset * memory) @ recurrent[2] if reset_first else reset * (memory @ recurrent[2])
+    candidate = np.tanh(x @ kernel[2] + bias[2] + from_memory)
+    update = 1 - update if swapped else update
+    memory = update * memory + (1 - update) * candidate
+    return memory, memory
+
+
+def lstm(params, memory, x, forget_bias=1.0, peephole=0.0):
+    """Gers et al. 2000, without peepholes; in float64, gate by gate."""
+    kernel, bias, recurrent = (np.split(p, 4, axis=-1) for p in params)
+    output, cell = np.split(memory, 2, axis=-1)
+    write, keep, candidate, show = (x @ kernel[i] + bias[i] + output @ recurrent[i] for i in range(4))
+    cell = sigmoid(keep + forget_bias + peephole * cell) * cell + sigmoid(write) * np.tanh(candidate)
+    output = sigmoid(show) * np.tanh(cell)
+    return output, np.concatenate([output, cell], axis=-1)
+
+
+WRONG = {
+    "gru": [partial(gru, reset_first=True), partial(gru, swapped=True)],
+    "lstm": [partial(lstm, forget_bias=0.0), partial(lstm, peephole=0.3)],
+}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("name", "model"), [("gru", gru), ("lstm", lstm)])
+def test_a_cell_equals_numpy(name, model):
+    """Features and memory of sequences in which episodes end, and of single steps; the wrong models differ."""
+    rng, num_steps = np.random.default_rng(0), 12
+    x, done = rng.normal(size=(num_steps, 2, 3)), rng.random((num_steps, 2)) < 0.3
+    memory = rng.normal(size=(2, 5 if name == "gru" else 10))
+    cell = ppo_rnn.Memory(name)
+    inputs = jnp.float32(x), jnp.float32(memory), jnp.asarray(done)
+    params = jax.tree.map(
+        lambda p: p + 0.3 * jnp.sin(jnp.arange(p.size)).reshape(p.shape), cell.init(jax.random.key(0), *inputs)
+    )
+    found = [np.asarray(part) for part in cell.apply(params, *inputs)]
+    dense = params["params"]["Dense_0"]
+    arrays = [np.float64(p) for p in (dense["kernel"], dense["bias"], params["params"]["kernel"])]
+
+    def run(model):
+        now, rows = memory, []
+        for step in range(num_steps):
+            rows.append(model(arrays, now, x[step]))
+            now = np.where(done[step][:, None], 0.0, rows[-1][1])
+        return [np.stack(part) for part in zip(*rows, strict=True)]
+
+    for part, expected in zip(found, run(model), strict=True):
+        np.testing.assert_allclose(part, expected, rtol=1e-4, atol=1e-5)
+    for wrong in WRONG[name]:
+        assert any(np.abs(part - other).max() > 0.01 for part, other in zip(found, run(wrong), strict=True))
+    for part, expected in zip(cell.apply(params, inputs[0][0], inputs[1], None), found, strict=True):
+        np.testing.assert_allclose(part, expected[0], rtol=1e-4, atol=1e-5)
 
 
 def test_a_memory_of_each_network():

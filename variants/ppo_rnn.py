@@ -1,4 +1,4 @@
-"""Recurrent PPO (Schulman et al. 2017, arXiv:1707.06347): a GRU (arXiv:1406.1078) in each network.
+"""Recurrent PPO (Schulman et al. 2017, arXiv:1707.06347): a GRU or an LSTM in each network.
 
 An iteration is a rollout of num_steps steps in num_envs environments, and its updates.
 docs/ppo_rnn.md has the mathematics, each implementation detail, and what each metric means.
@@ -64,7 +64,8 @@ class Config:
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (64, 64)  # layers of both networks
     value_hidden_sizes: tuple[int, ...] = ()  # of the value network; empty: hidden_sizes
-    memory_size: int = 64  # units of the GRU after these layers, one in each network
+    cell: Literal["gru", "lstm"] = "gru"  # the memory after these layers, one in each network
+    memory_size: int = 64  # units of the cell
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 
@@ -108,31 +109,53 @@ class Torso(nn.Module):
         return x  # [*leading, hidden_sizes[-1]]
 
 
-class Memory(nn.Module):
-    """A GRU: features of all observations of an episode up to now, also the memory after them.
+def gru(memory: jax.Array, from_x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """The memory of a GRU after a step (Cho et al. 2014, arXiv:1406.1078)."""
+    from_x, from_memory = jnp.split(from_x, 3, axis=-1), jnp.split(memory @ kernel, 3, axis=-1)
+    reset = nn.sigmoid(from_x[0] + from_memory[0])
+    update = nn.sigmoid(from_x[1] + from_memory[1])
+    candidate = jnp.tanh(from_x[2] + reset * from_memory[2])
+    return update * memory + (1.0 - update) * candidate
 
-    `memory` [..., memory_size] is that before x. With `done`, x is sequences [num_steps, ...] and
+
+def lstm(memory: jax.Array, from_x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """The memory of an LSTM after a step, output and cell (Gers et al. 2000, Neural Comput. 12)."""
+    output, cell = jnp.split(memory, 2, axis=-1)
+    write, keep, candidate, show = jnp.split(from_x + output @ kernel, 4, axis=-1)
+    keep = nn.sigmoid(keep + 1.0)  # it begins by keeping (Jozefowicz et al. 2015, section 2)
+    cell = keep * cell + nn.sigmoid(write) * jnp.tanh(candidate)
+    return jnp.concatenate([nn.sigmoid(show) * jnp.tanh(cell), cell], axis=-1)
+
+
+CELLS = {"gru": (gru, 3, 1), "lstm": (lstm, 4, 2)}  # with number of gates, parts of the memory
+
+
+class Memory(nn.Module):
+    """Features of all observations of an episode up to now, and the memory after them.
+
+    `memory` [..., width] is that before x. With `done`, x is sequences [num_steps, ...] and
     `memory` is that before their first step.
     """
 
+    cell: str
+
     @nn.compact
-    def __call__(self, x: jax.Array, memory: jax.Array, done: jax.Array | None) -> jax.Array:
-        size = memory.shape[-1]
-        x = nn.Dense(3 * size, kernel_init=orthogonal(1.0))(x)  # of all steps at once
-        kernel = self.param("kernel", orthogonal(1.0), (size, 3 * size), jnp.float32)
+    def __call__(self, x: jax.Array, memory: jax.Array, done: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        cell, num_gates, num_parts = CELLS[self.cell]
+        size = memory.shape[-1] // num_parts
+        x = nn.Dense(num_gates * size, kernel_init=orthogonal(1.0))(x)  # of all steps at once
+        kernel = self.param("kernel", orthogonal(1.0), (size, num_gates * size), jnp.float32)
 
         def advance(memory, inputs):
             x, done = inputs
-            from_x, from_memory = jnp.split(x, 3, axis=-1), jnp.split(memory @ kernel, 3, axis=-1)
-            reset = nn.sigmoid(from_x[0] + from_memory[0])
-            update = nn.sigmoid(from_x[1] + from_memory[1])
-            candidate = jnp.tanh(from_x[2] + reset * from_memory[2])
-            features = update * memory + (1.0 - update) * candidate
-            return jnp.where(done[..., None], 0.0, features), features
+            memory = cell(memory, x, kernel)
+            return jnp.where(done[..., None], 0.0, memory), memory
 
         if done is None:
-            return advance(memory, (x, jnp.zeros(x.shape[:-1], bool)))[1]  # [*leading, memory_size]
-        return jax.lax.scan(advance, memory, (x, done))[1]  # [num_steps, num_envs, memory_size]
+            memory = advance(memory, (x, jnp.zeros(x.shape[:-1], bool)))[1]  # [*leading, width]
+        else:
+            memory = jax.lax.scan(advance, memory, (x, done))[1]  # [num_steps, num_envs, width]
+        return memory[..., :size], memory
 
 
 class Actor(nn.Module):
@@ -140,6 +163,7 @@ class Actor(nn.Module):
 
     num_outputs: int  # number of actions, or action_dim
     is_discrete: bool
+    cell: str  # of CELLS
     torso: Callable  # () -> Torso
 
     @nn.compact
@@ -149,7 +173,7 @@ class Actor(nn.Module):
         memory: jax.Array,
         done: jax.Array | None = None,
     ) -> tuple[distrax.Distribution, jax.Array]:
-        memory = x = Memory()(self.torso()(actor_obs(obs)), memory, done)
+        x, memory = Memory(self.cell)(self.torso()(actor_obs(obs)), memory, done)
         x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(x)  # [*leading, num_outputs]
         if self.is_discrete:
             return distrax.Categorical(logits=forbid_illegal(x, obs)), memory
@@ -162,6 +186,7 @@ class Actor(nn.Module):
 class Critic(nn.Module):
     """The value of an observation."""
 
+    cell: str  # of CELLS
     torso: Callable  # () -> Torso
 
     @nn.compact
@@ -171,8 +196,8 @@ class Critic(nn.Module):
         memory: jax.Array,
         done: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        memory = Memory()(self.torso()(critic_obs(obs)), memory, done)
-        return nn.Dense(1, kernel_init=orthogonal(1.0))(memory).squeeze(-1), memory  # [*leading]
+        x, memory = Memory(self.cell)(self.torso()(critic_obs(obs)), memory, done)
+        return nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1), memory  # [*leading]
 
 
 # -- Data ------------------------------------------------------------------------------------------
@@ -199,7 +224,7 @@ class Batch:
     value: jax.Array  # of obs, before the first update
     advantage: jax.Array  # not normalised
     target: jax.Array  # of the value
-    memory: jax.Array  # [1, num_envs, 2, memory_size], before the first step
+    memory: jax.Array  # [1, num_envs, 2, width], before the first step
 
 
 @struct.dataclass
@@ -218,7 +243,7 @@ class State:
     opt_state: optax.OptState
     env_state: Any  # [num_envs, ...]
     obs: jax.Array  # [num_envs, *obs_shape]
-    memory: jax.Array  # [num_envs, 2, memory_size], of the actor and the critic, before obs
+    memory: jax.Array  # [num_envs, 2, width], of the actor and the critic, before obs
     key: jax.Array  # []
     obs_statistics: normalization.RunningStatistics | None  # if normalize_obs
     reward_scaling: normalization.RewardScaling | None  # if normalize_reward
@@ -231,7 +256,7 @@ class Algorithm(NamedTuple):
     step: Callable  # one iteration: (State, iteration) -> (State, metrics)
     act: Callable  # (State, obs, memory, key=None) -> (action, memory), greedy without a key
     value: Callable  # (State, obs, memory) -> value
-    initial_memory: Callable  # num_envs -> memory where episodes begin, [num_envs, 2, memory_size]
+    initial_memory: Callable  # num_envs -> memory where episodes begin, [num_envs, 2, width]
 
 
 # -- Algorithm -------------------------------------------------------------------------------------
@@ -276,9 +301,11 @@ def make(config: Config) -> Algorithm:
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]
     draw_noise = jax.random.gumbel if is_discrete else jax.random.normal
-    actor = Actor(num_outputs, is_discrete, partial(Torso, config, actor_obs(env.obs_shape)))
+    torso = partial(Torso, config, actor_obs(env.obs_shape))
+    actor = Actor(num_outputs, is_discrete, config.cell, torso)
     value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
-    critic = Critic(partial(Torso, value_config, critic_obs(env.obs_shape)))
+    critic = Critic(config.cell, partial(Torso, value_config, critic_obs(env.obs_shape)))
+    _, _, num_parts = CELLS[config.cell]
 
     num_updates = config.num_epochs * config.num_minibatches  # per iteration, all at one rate
     schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
@@ -288,7 +315,7 @@ def make(config: Config) -> Algorithm:
     optimizer = optax.chain(clip, optax.adam(learning_rate, eps=config.adam_eps))
 
     def initial_memory(num_envs):
-        return jnp.zeros((num_envs, 2, config.memory_size), jnp.float32)
+        return jnp.zeros((num_envs, 2, num_parts * config.memory_size), jnp.float32)
 
     def init(key):
         actor_key, critic_key, reset_key, key = jax.random.split(key, 4)
