@@ -70,19 +70,21 @@ ACTOR_CRITIC = {
     "learning_starts": 256,
     "steps_per_iteration": 256,
 }
+Q_LEARNING = {
+    "env": "CartPole-v1",
+    "num_envs": 10,
+    "train_interval": 10,
+    "batch_size": 128,
+    "hidden_sizes": [64, 64],
+    "buffer_size": 10_000,
+    "learning_starts": 1_000,
+    "target_interval": 500,
+    "steps_per_iteration": 1_000,
+}
 SETTINGS = {
     "ppo": {"env": "CartPole-v1", "num_envs": 4, "num_steps": 128, "num_epochs": 4, "num_minibatches": 4},
-    "dqn": {
-        "env": "CartPole-v1",
-        "num_envs": 10,
-        "train_interval": 10,
-        "batch_size": 128,
-        "hidden_sizes": [64, 64],
-        "buffer_size": 10_000,
-        "learning_starts": 1_000,
-        "target_interval": 500,
-        "steps_per_iteration": 1_000,
-    },
+    "dqn": Q_LEARNING,
+    "categorical_dqn": Q_LEARNING,
     "sac": ACTOR_CRITIC,
     "td3": ACTOR_CRITIC,
     "pqn": {"env": "CartPole-v1", "num_envs": 4, "num_steps": 128, "num_epochs": 4, "num_minibatches": 4},

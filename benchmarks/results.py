@@ -64,11 +64,12 @@ FINAL_EPISODES = 100
 RANDOM_EPISODES, MAX_STEPS = 1_000, 10_000
 COLORS = {"ppo": "#0072B2", "dqn": "#D55E00", "sac": "#009E73", "td3": "#CC79A7"}  # Okabe and Ito
 COLORS |= {"pqn": "#56B4E9", "reppo": "#E69F00", "ppo_rnn": "#0072B2", "sac_discrete": "#009E73"}
+COLORS |= {"categorical_dqn": "#D55E00"}
 SHARES = np.linspace(0.1, 1.0, 19)  # of a budget
 EQUAL = ("bit-equal", "equal to rounding")  # what `likeness` says of programs that compute the same
 SHORT_ITERATION = 4  # cycles of collecting and learning
 STYLES = {"ppo": "-", "dqn": "--", "sac": "-.", "td3": ":", "pqn": "-", "reppo": "-"}
-STYLES |= {"ppo_rnn": "--", "sac_discrete": "--"}
+STYLES |= {"ppo_rnn": "--", "sac_discrete": "--", "categorical_dqn": "-"}
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,16 @@ FAMILIES = {
         Pair("td3", "brax/ant:backend=spring", num_seeds=5),
     ],
     "Variants": [
+        Pair("categorical_dqn", "CartPole-v1", 475.0, "491.1 at 500k (CleanRL)", best=491.1),
+        Pair("categorical_dqn", "Acrobot-v1", -77.0, "-86.7 at 500k (CleanRL)", best=-86.7),
+        Pair("categorical_dqn", "MountainCar-v0", -102.0, "-166.4 at 500k (CleanRL)", best=-166.4),
+        Pair("categorical_dqn", "Asterix-MinAtar", num_seeds=5),
+        Pair("categorical_dqn", "Breakout-MinAtar", num_seeds=5),
+        Pair("categorical_dqn", "Freeway-MinAtar", num_seeds=5),
+        Pair("categorical_dqn", "SpaceInvaders-MinAtar", num_seeds=5),
+        Pair("categorical_dqn", "Seaquest-MinAtar", num_seeds=5),
+        Pair("categorical_dqn", "Catch-bsuite"),
+        Pair("categorical_dqn", "DeepSea-bsuite"),
         Pair("pqn", "CartPole-v1", 475.0, "495.1 at 500k (CleanRL)", best=495.1),
         Pair("pqn", "Acrobot-v1", -85.0, "-95.6 at 500k (CleanRL)", best=-95.6),
         Pair("pqn", "Asterix-MinAtar", num_seeds=5, preset="small"),

@@ -62,6 +62,7 @@ STUDIES = [
     Study("td3", "Pendulum-v1", 4, {"critic_learning_rate": (), "tau": (), "exploration_noise": (0.0, 0.05, 0.6)}),
     Study("sac_discrete", "CartPole-v1", 4, {"critic_learning_rate": (), "target_entropy": (0.1, 0.6, 0.98)}),
     Study("dqn", "Acrobot-v1", 4, {"learning_rate": ()}),
+    Study("categorical_dqn", "CartPole-v1", 4, {"learning_rate": (), "value_max": (50.0, 100.0, 400.0, 800.0)}),
 ]
 
 
