@@ -10,7 +10,7 @@ Different from the original:
   - `init` fills the buffer with learning_starts uniform-random transitions.
   - Actions declared illegal are never chosen nor bootstrapped from (arXiv:2006.14171).
 
-Run: python variants/categorical_dqn.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
+Run: python variants/categorical_dqn.py --env CartPole-v1 --num-seeds 16 (--help: all settings)
 """
 
 import sys
@@ -332,7 +332,7 @@ def make(config: Config) -> Algorithm:
         return loss, {"q_loss": loss, "q_mean": q.mean(), "clipped_targets": clipped}
 
     def logits_of(logits, action):
-        """Those of an action, [..., num_actions, num_bins] -> [..., num_bins], without a scatter."""
+        """Those of an action, [..., num_actions, num_bins] -> [..., num_bins], with no scatter."""
         chosen = jax.nn.one_hot(action, num_actions, dtype=logits.dtype)
         return (logits * chosen[..., None]).sum(axis=-2)
 

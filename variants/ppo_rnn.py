@@ -140,7 +140,12 @@ class Memory(nn.Module):
     cell: str
 
     @nn.compact
-    def __call__(self, x: jax.Array, memory: jax.Array, done: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    def __call__(
+        self,
+        x: jax.Array,
+        memory: jax.Array,
+        done: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array]:
         cell, num_gates, num_parts = CELLS[self.cell]
         size = memory.shape[-1] // num_parts
         x = nn.Dense(num_gates * size, kernel_init=orthogonal(1.0))(x)  # of all steps at once
