@@ -541,6 +541,9 @@ one with the preset, with its 95 % bootstrap interval.""",
 times as fast ([README.md](README.md#environments)); returns of different backends cannot be compared. The budgets are
 for a CPU: 0.4M to 2M env steps for PPO, 20k to 200k for SAC and TD3.""",
 }
+BESIDE_DQN = """\
+Categorical DQN has the settings of DQN, but for the bins and what its presets say. P is the probability that one of its
+seeds scores higher than one of DQN's, with its 95 % bootstrap interval."""
 BARS = """\
 ## Bars
 
@@ -592,6 +595,8 @@ def report(raws: dict[Pair, dict[str, Any]]) -> str:
             lines += ["", *table(measured, FOLDER), "", f"![Evaluation curves](results/{picture_of(family)})"]
         if missing:
             lines += ["", f"Not measured yet: {', '.join(missing)}."]
+        if family == "Variants":
+            lines += ["", BESIDE_DQN, "", *beside_dqn(raws)]
     lines += ["", BARS, *bars(raws), "", *restamped(raws), "", AGGREGATE]
     for script, samples in normalized_returns(raws).items():
         finals = [x[:, -1] for x in samples]
@@ -622,6 +627,20 @@ def option_table(measured: dict[Pair, dict[str, Any]], raws: dict[Pair, dict[str
         p, low, high = probability_of_improvement([scores])
         line = [row["script"], pair.env, f"`{pair.flags}`", cells(base, preset, FOLDER)["IQM"]]
         lines.append([*line, row["IQM"], row["worst seed"], f"{p:.2f}, {low:.2f} to {high:.2f}"])
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def beside_dqn(raws: dict[Pair, dict[str, Any]]) -> list[str]:
+    """A Markdown table of categorical DQN's rows: each beside that of DQN, of the same env steps and seeds."""
+    columns = ("environment", "DQN, IQM", "worst seed", "categorical DQN, IQM", "worst seed", "P(categorical DQN > DQN)")
+    lines = [columns, ["---"] * len(columns)]
+    for pair, raw in raws.items():
+        dqn = replace(pair, script="dqn").name
+        for base in (other for other in raws if pair.script == "categorical_dqn" and other.name == dqn):
+            scores = [np.array(x["final_episode_return"]) for x in (raw, raws[base])]
+            p, low, high = probability_of_improvement([scores])
+            found = [cells(x, raws[x], FOLDER)[column] for x in (base, pair) for column in ("IQM", "worst seed")]
+            lines.append([pair.env, *found, f"{p:.2f}, {low:.2f} to {high:.2f}"])
     return [f"| {' | '.join(line)} |" for line in lines]
 
 

@@ -240,6 +240,17 @@ def test_environments_of_benchmarks_are_registered():
     assert results.make_env(hidden.env).obs_shape == (2,)
 
 
+def test_categorical_dqn_stands_beside_dqn():
+    dqn = results.Pair("dqn", "CartPole-v1")
+    raw = RAWS[next(pair for pair in RAWS if pair.name == dqn.name)]
+    variant, alone = (results.Pair("categorical_dqn", env) for env in ("CartPole-v1", "Pendulum-v1"))
+    raws = {dqn: raw | {"final_episode_return": [100.0, 200.0]}, alone: raw}
+    raws[variant] = raw | {"final_episode_return": [150.0, 250.0]}
+    _, _, *lines = results.beside_dqn(raws)
+    assert len(lines) == 1
+    assert lines[0].startswith("| CartPole-v1 | 150.0 | 100.0 | 200.0 | 150.0 | 0.75, ")
+
+
 def test_an_option_stands_beside_the_row_of_its_preset():
     preset = results.Pair("dqn", "CartPole-v1")
     changed, other = (dataclasses.replace(preset, changes=((name, 1),)) for name in ("n_step", "num_envs"))
