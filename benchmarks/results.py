@@ -632,7 +632,14 @@ def option_table(measured: dict[Pair, dict[str, Any]], raws: dict[Pair, dict[str
 
 def beside_dqn(raws: dict[Pair, dict[str, Any]]) -> list[str]:
     """A Markdown table of categorical DQN's rows: each beside that of DQN, of the same env steps and seeds."""
-    columns = ("environment", "DQN, IQM", "worst seed", "categorical DQN, IQM", "worst seed", "P(categorical DQN > DQN)")
+    columns = (
+        "environment",
+        "DQN, IQM",
+        "worst seed",
+        "categorical DQN, IQM",
+        "worst seed",
+        "P(categorical DQN > DQN)",
+    )
     lines = [columns, ["---"] * len(columns)]
     for pair, raw in raws.items():
         dqn = replace(pair, script="dqn").name
