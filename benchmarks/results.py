@@ -184,9 +184,11 @@ FAMILIES = {
         Pair("td3", "brax/ant:backend=spring", num_seeds=5),
     ],
     "Variants": [
-        Pair("categorical_dqn", "CartPole-v1", 475.0, "491.1 at 500k (CleanRL)", best=491.1),
-        Pair("categorical_dqn", "Acrobot-v1", -77.0, "-86.7 at 500k (CleanRL)", best=-86.7),
-        Pair("categorical_dqn", "MountainCar-v0", -102.0, "-166.4 at 500k (CleanRL)", best=-166.4),
+        Pair("categorical_dqn", "CartPole-v1", 475.0, "500 at 50k (Zoo, QR-DQN); 491.1 at 500k (CleanRL)", best=500.0),
+        Pair(
+            "categorical_dqn", "Acrobot-v1", -77.0, "-69.1 at 100k (Zoo, QR-DQN); -86.7 at 500k (CleanRL)", best=-69.1
+        ),
+        Pair("categorical_dqn", "MountainCar-v0", -102.0, "-106.0 at 120k (Zoo, QR-DQN)", best=-106.0),
         Pair("categorical_dqn", "Asterix-MinAtar", num_seeds=5),
         Pair("categorical_dqn", "Breakout-MinAtar", num_seeds=5),
         Pair("categorical_dqn", "Freeway-MinAtar", num_seeds=5),
