@@ -192,14 +192,15 @@ def test_a_memory_of_each_network():
     np.testing.assert_array_equal(values(policy), values(start))
 
 
-def test_act_and_value_take_one_observation_or_many():
-    algorithm = ppo_rnn.make(RECURRENT)
+@pytest.mark.parametrize(("cell", "width"), [("gru", 4), ("lstm", 8)])
+def test_act_and_value_take_one_observation_or_many(cell, width):
+    algorithm = ppo_rnn.make(replace(RECURRENT, cell=cell))
     state = jax.jit(algorithm.init)(jax.random.key(0))
     obs, memory = jnp.ones((5, 3)), algorithm.initial_memory(5)
     for keys in ((), (jax.random.key(1),)):
         many, one = algorithm.act(state, obs, memory, *keys), algorithm.act(state, obs[0], memory[0], *keys)
-        assert [x.shape for x in many] == [(5,), (5, 2, 4)]
-        assert [x.shape for x in one] == [(), (2, 4)]
+        assert [x.shape for x in many] == [(5,), (5, 2, width)]
+        assert [x.shape for x in one] == [(), (2, width)]
         np.testing.assert_allclose(many[1][0], one[1], rtol=1e-5, atol=1e-6)
     assert algorithm.value(state, obs, memory).shape == (5,)
     assert algorithm.value(state, obs[0], memory[0]).shape == ()
