@@ -63,8 +63,8 @@ README, BEGIN, END = ROOT / "README.md", "<!-- made by benchmarks/results.py -->
 FINAL_EPISODES = 100
 RANDOM_EPISODES, MAX_STEPS = 1_000, 10_000
 COLORS = {"ppo": "#0072B2", "dqn": "#D55E00", "sac": "#009E73", "td3": "#CC79A7"}  # Okabe and Ito
-COLORS |= {"pqn": "#56B4E9", "reppo": "#E69F00", "ppo_rnn": "#0072B2", "sac_discrete": "#009E73"}
-COLORS |= {"categorical_dqn": "#D55E00"}
+COLORS |= {"pqn": "#56B4E9", "reppo": "#E69F00"}
+COLORS |= {"categorical_dqn": "#D55E00", "ppo_rnn": "#0072B2", "sac_discrete": "#009E73"}  # as what they are made from
 SHARES = np.linspace(0.1, 1.0, 19)  # of a budget
 EQUAL = ("bit-equal", "equal to rounding")  # what `likeness` says of programs that compute the same
 SHORT_ITERATION = 4  # cycles of collecting and learning
@@ -625,10 +625,8 @@ def option_table(measured: dict[Pair, dict[str, Any]], raws: dict[Pair, dict[str
     for pair, raw in measured.items():
         row, base = cells(pair, raw, FOLDER), replace(pair, changes=())
         (preset,) = (raws[other] for other in raws if other.name == base.name)
-        scores = [np.array(x["final_episode_return"]) for x in (raw, preset)]
-        p, low, high = probability_of_improvement([scores])
         line = [row["script"], pair.env, f"`{pair.flags}`", cells(base, preset, FOLDER)["IQM"]]
-        lines.append([*line, row["IQM"], row["worst seed"], f"{p:.2f}, {low:.2f} to {high:.2f}"])
+        lines.append([*line, row["IQM"], row["worst seed"], improvement(raw, preset)])
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
@@ -646,11 +644,15 @@ def beside_dqn(raws: dict[Pair, dict[str, Any]]) -> list[str]:
     for pair, raw in raws.items():
         dqn = replace(pair, script="dqn").name
         for base in (other for other in raws if pair.script == "categorical_dqn" and other.name == dqn):
-            scores = [np.array(x["final_episode_return"]) for x in (raw, raws[base])]
-            p, low, high = probability_of_improvement([scores])
             found = [cells(x, raws[x], FOLDER)[column] for x in (base, pair) for column in ("IQM", "worst seed")]
-            lines.append([pair.env, *found, f"{p:.2f}, {low:.2f} to {high:.2f}"])
+            lines.append([pair.env, *found, improvement(raw, raws[base])])
     return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def improvement(raw: dict[str, Any], base: dict[str, Any]) -> str:
+    """The probability that a seed of a row scores higher than one of another row, with its interval."""
+    scores = [np.array(x["final_episode_return"]) for x in (raw, base)]
+    return "{:.2f}, {:.2f} to {:.2f}".format(*probability_of_improvement([scores]))
 
 
 def bars(raws: dict[Pair, dict[str, Any]]) -> list[str]:

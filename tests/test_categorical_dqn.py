@@ -1,6 +1,5 @@
 """Categorical DQN: projections of known distributions, problems with known answers. Updates: test_replay_updates.py."""
 
-from dataclasses import replace
 from functools import cache
 
 import categorical_dqn
@@ -48,18 +47,18 @@ def test_a_point_goes_to_the_bins_around_it(value, expected):
 )
 def test_no_probability_is_lost_and_the_mean_stays_within_the_bins(values, low, width):
     bins = jnp.linspace(low, low + width, 51)
-    given = jax.nn.softmax(jnp.cos(jnp.arange(8.0)))
-    probs = project(given, jnp.array(values), bins)
+    before = jax.nn.softmax(jnp.cos(jnp.arange(8.0)))
+    probs = project(before, jnp.array(values), bins)
     assert (probs >= 0).all()
     np.testing.assert_allclose(probs.sum(), 1.0, rtol=1e-4)
     inside = np.clip(np.float64(values), float(bins[0]), float(bins[-1]))
-    np.testing.assert_allclose(np.float64(probs) @ np.asarray(bins), given @ inside, atol=1e-4 * (abs(low) + width))
+    np.testing.assert_allclose(np.float64(probs) @ np.asarray(bins), before @ inside, atol=1e-4 * (abs(low) + width))
 
 
 def test_a_gaussian_stays_a_gaussian():
     """Shrunk by gamma and moved by the reward, as a target is: mean exact, variance larger by at most a quarter bin."""
-    given = stats.norm.pdf(BINS, 3.0, 1.0)
-    probs = np.float64(project(jnp.float32(given / given.sum()), 0.7 + GAMMA * BINS, BINS))
+    before = stats.norm.pdf(BINS, 3.0, 1.0)
+    probs = np.float64(project(jnp.float32(before / before.sum()), 0.7 + GAMMA * BINS, BINS))
     mean = probs @ BINS
     np.testing.assert_allclose(mean, 0.7 + GAMMA * 3.0, atol=1e-3)
     variance = probs @ (np.asarray(BINS) - mean) ** 2
@@ -141,7 +140,7 @@ def test_a_time_limit_is_not_an_end():
 def test_the_distribution_is_learned_and_not_the_mean_alone():
     """After a step that may end the episode, one in five: 1 + gamma * (1 + ...), or 1 and no more."""
     _, state, _ = trained("Limits", value_min=0.0, value_max=12.0, num_bins=49)
-    config = replace(categorical_dqn.Config(), hidden_sizes=(16,))
+    config = categorical_dqn.Config(hidden_sizes=(16,))
     network = categorical_dqn.QNetwork(2, jnp.linspace(0.0, 12.0, 49), lambda: categorical_dqn.Torso(config, (3,)))
     _, logits = jax.vmap(network.apply, in_axes=(0, None))(state.params, jnp.eye(3))
     probs = np.asarray(jax.nn.softmax(logits)).mean(axis=(0, 2))  # [room, bin], of all seeds and both actions
