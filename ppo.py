@@ -159,8 +159,7 @@ class Batch:
     target: jax.Array  # of the value
 
 
-@struct.dataclass
-class Params:
+class Params(NamedTuple):  # JAX can take a dataclass for its copy in another file
     """The trained parameters."""
 
     actor: Any  # of Actor

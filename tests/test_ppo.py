@@ -284,7 +284,7 @@ def test_an_iteration_equals_numpy(case):
     state = init(jax.random.key(2))  # others move too little, as asserted below
     if "log_std" in state.params.actor["params"]:  # narrow, so that the box clips no action; different per dimension
         actor = {"params": state.params.actor["params"] | {"log_std": jnp.array([-2.0, -1.7])}}
-        state = state.replace(params=state.params.replace(actor=actor))
+        state = state.replace(params=state.params._replace(actor=actor))
     params = to_float64(state.params)
     adam = Adam(params)
     for iteration in range(2):

@@ -66,7 +66,7 @@ def test_exploration_follows_the_noise(script):
         actor["params"]["Dense_1"]["bias"] += jnp.log(0.5)  # of log_std
     rates = {"actor_learning_rate": 0.0, "critic_learning_rate": 0.0}
     step = jax.jit(importlib.import_module(script).make(replace(config, **rates)).step)
-    state, _ = step(state.replace(params=state.params.replace(actor=actor)), 0)
+    state, _ = step(state.replace(params=state.params._replace(actor=actor)), 0)
     actions = np.asarray(read(state.buffer, np.arange(24, 48)).action).reshape(12, 2)  # [steps, num_envs]
     noise = (np.arctanh(actions) if script == "sac" else actions) / 0.5
     np.testing.assert_allclose(noise[-1], np.ravel(state.noise), rtol=1e-4)
@@ -82,7 +82,7 @@ def test_the_noise_of_td3_spreads_over_the_environments(most, expected):
     config = replace(config, actor_learning_rate=0.0, exploration_noise_max=most)
     algorithm = td3.make(config)
     state = jax.jit(algorithm.init)(jax.random.key(0))
-    state = state.replace(params=state.params.replace(actor=jax.tree.map(jnp.zeros_like, state.params.actor)))
+    state = state.replace(params=state.params._replace(actor=jax.tree.map(jnp.zeros_like, state.params.actor)))
     state, _ = jax.jit(algorithm.step)(state, 0)
     actions = np.asarray(read(state.buffer, np.arange(2000)).action).reshape(400, 5)  # [steps, num_envs]
     std = np.roll(actions, -25 % 5, axis=1).std(axis=0)

@@ -199,7 +199,7 @@ class ReferenceCategoricalDQN(ReferenceDQN):
 class ReferenceActorCritic(Reference):
     def __init__(self, config, state):
         super().__init__(config, state)
-        self.adams = {name: Adam(x) for name, x in vars(self.params).items()}
+        self.adams = {name: Adam(x) for name, x in self.params._asdict().items()}
 
     def q(self, critic, obs, action):
         """[batch_size, 2]."""
@@ -216,14 +216,14 @@ class ReferenceActorCritic(Reference):
         }
         grads = numerical_gradient(loss, self.params.critic)
         critic = self.adams["critic"].step(self.params.critic, grads, self.config.critic_learning_rate)
-        self.params = self.params.replace(critic=critic)
+        self.params = self.params._replace(critic=critic)
         return metrics
 
     def update_actor(self, loss):
         metrics = {"actor_loss": loss(self.params.actor)}
         grads = numerical_gradient(loss, self.params.actor)
         actor = self.adams["actor"].step(self.params.actor, grads, self.config.actor_learning_rate)
-        self.params = self.params.replace(actor=actor)
+        self.params = self.params._replace(actor=actor)
         return metrics
 
     def mix(self, new, old):
@@ -279,7 +279,7 @@ class ReferenceSAC(ReferenceActorCritic):
         # d/d log_alpha of alpha * (entropy - target); two dimensions
         grads = alpha * (entropy - 2 * config.target_entropy)
         log_alpha = self.adams["log_alpha"].step(self.params.log_alpha, grads, config.alpha_learning_rate)
-        self.params = self.params.replace(log_alpha=log_alpha)
+        self.params = self.params._replace(log_alpha=log_alpha)
         self.target_params = self.mix(self.params.critic, self.target_params)
         return metrics
 
@@ -317,7 +317,7 @@ class ReferenceSACDiscrete(ReferenceActorCritic):
         metrics |= self.update_actor(actor_loss) | {"entropy": entropy, "alpha": alpha}
         grads = alpha * (entropy - config.target_entropy * np.log(3))  # d/d log_alpha; three actions
         log_alpha = self.adams["log_alpha"].step(self.params.log_alpha, grads, config.alpha_learning_rate)
-        self.params = self.params.replace(log_alpha=log_alpha)
+        self.params = self.params._replace(log_alpha=log_alpha)
         self.target_params = self.mix(self.params.critic, self.target_params)
         return metrics
 

@@ -5,6 +5,8 @@ import dataclasses
 import functools
 import gc
 import importlib
+import shutil
+import sys
 import typing
 from dataclasses import replace
 from functools import cache
@@ -16,10 +18,11 @@ import numpy as np
 import optax
 import probes
 import pytest
-from helpers import presets
+from helpers import ENVS, presets
 
 from common.config import validate
 from common.environment import make_env
+from runner.files.load import import_script
 
 probes.register()
 SCRIPTS = ["ppo", "dqn", "sac", "td3"]
@@ -182,6 +185,21 @@ def test_config_is_frozen_and_has_defaults(script):
     assert config.num_iterations >= 100
     assert config.env_steps(config.num_iterations) <= config.total_timesteps
     hash(config)
+
+
+@pytest.mark.parametrize("script", [name for name in ENVS if hasattr(importlib.import_module(name), "Params")])
+def test_a_copy_of_a_script_has_parameters_of_its_own(script, tmp_path):
+    """Where they compare equal, what optax compiled for one can give the other parameters of the wrong class.
+
+    That happens in a few processes of a hundred, as it depends on where the classes lie in memory.
+    """
+    params = importlib.import_module(script).Params
+    copy = tmp_path / f"my_{script}.py"
+    shutil.copy(sys.modules[script].__file__, copy)
+    own = import_script(str(copy)).Params
+    arrays = [0.0] * len(params._fields)
+    assert jax.tree.structure(params(*arrays)) == jax.tree.structure(params(*arrays))
+    assert jax.tree.structure(own(*arrays)) != jax.tree.structure(params(*arrays))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

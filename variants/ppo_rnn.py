@@ -232,8 +232,7 @@ class Batch:
     memory: jax.Array  # [1, num_envs, 2, width], before the first step
 
 
-@struct.dataclass
-class Params:
+class Params(NamedTuple):  # JAX can take a dataclass for its copy in another file
     """The trained parameters."""
 
     actor: Any  # of Actor

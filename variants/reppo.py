@@ -156,8 +156,7 @@ class Batch:
     std: jax.Array  # of the policy before the updates
 
 
-@struct.dataclass
-class Params:
+class Params(NamedTuple):  # JAX can take a dataclass for its copy in another file
     """The trained parameters."""
 
     actor: Any  # of Actor
@@ -261,7 +260,7 @@ def make(config: Config) -> Algorithm:
         statistics = normalization.init_statistics(env.obs_shape)
         return State(
             params=params,
-            opt_state={name: optimizer.init(x) for name, x in vars(params).items()},
+            opt_state={name: optimizer.init(x) for name, x in params._asdict().items()},
             env_state=env_state,
             obs=obs,
             key=key,
@@ -333,7 +332,7 @@ def make(config: Config) -> Algorithm:
         state, alpha_metrics = descend(state, "log_alpha", alpha_loss, actor_metrics["entropy"])
         state, eta_metrics = descend(state, "log_eta", eta_loss, actor_metrics["kl"])
         log_eta = jnp.maximum(state.params.log_eta, jnp.log(config.eta))
-        state = state.replace(params=state.params.replace(log_eta=log_eta))
+        state = state.replace(params=state.params._replace(log_eta=log_eta))
         return state, critic_metrics | actor_metrics | alpha_metrics | eta_metrics
 
     def descend(state, name, loss, *inputs):
@@ -341,7 +340,7 @@ def make(config: Config) -> Algorithm:
         params = getattr(state.params, name)
         grads, metrics = jax.grad(loss, has_aux=True)(params, state, *inputs)
         updates, opt_state = optimizer.update(grads, state.opt_state[name])
-        params = state.params.replace(**{name: optax.apply_updates(params, updates)})
+        params = state.params._replace(**{name: optax.apply_updates(params, updates)})
         return state.replace(params=params, opt_state=state.opt_state | {name: opt_state}), metrics
 
     def critic_loss(critic_params, state, batch):

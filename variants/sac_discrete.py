@@ -159,8 +159,7 @@ class Transition:
     discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch
 
 
-@struct.dataclass
-class Params:
+class Params(NamedTuple):  # JAX can take a dataclass for its copy in another file
     """The trained parameters."""
 
     actor: Any  # of Actor
@@ -314,7 +313,7 @@ def make(config: Config) -> Algorithm:
         params = getattr(state.params, name)
         grads, metrics = jax.grad(loss, has_aux=True)(params, state, *inputs)
         updates, opt_state = optimizers[name].update(grads, state.opt_state[name])
-        params = state.params.replace(**{name: optax.apply_updates(params, updates)})
+        params = state.params._replace(**{name: optax.apply_updates(params, updates)})
         return state.replace(params=params, opt_state=state.opt_state | {name: opt_state}), metrics
 
     def critic_loss(critic_params, state, batch):
