@@ -197,7 +197,7 @@ def test_a_copy_of_a_script_has_parameters_of_its_own(script, tmp_path):
     copy = tmp_path / f"my_{script}.py"
     shutil.copy(sys.modules[script].__file__, copy)
     own = import_script(str(copy)).Params
-    arrays = [0.0] * len(params._fields)
+    arrays = [0.0] * len(typing.get_type_hints(params))
     assert jax.tree.structure(params(*arrays)) == jax.tree.structure(params(*arrays))
     assert jax.tree.structure(own(*arrays)) != jax.tree.structure(params(*arrays))
 
