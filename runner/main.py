@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import jax
 
+from common.config import validate
 from common.environment import make_env
 from common.presets import check_preset_name, find_preset
 from runner.cli.halving import plan_stops
@@ -111,6 +112,8 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
         check_distinct(axes)
     settings = make_settings(axes, options.sweep_samples, options.seed)
     experiment = Experiment(script, make, config, options, settings)
+    for index in range(experiment.num_settings):  # two swept fields may contradict each other
+        validate(dataclasses.replace(config, **experiment.setting(index)))
     stops = [config.num_iterations]
     if experiment.is_halved:
         stops = plan_stops(experiment.num_settings, config.num_iterations, experiment.halving_factor)
@@ -211,10 +214,13 @@ def log_episode(run: Run, result: Result) -> None:
         ending, render = env.suite.renderer()
     except ValueError:
         return
-    _, algorithm, state = load(run.directory)
-    limit = episode_limit(env, MAX_FRAMES)
-    states, returns = play_episode(env, *greedy_policy(algorithm, state, 1), jax.random.key(0), limit)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"episode{ending}")
-        render(states, returns, str(path))
-        run.tracker.log_episode(int(experiment.env_steps(experiment.config.num_iterations)[-1]), path)
+    try:
+        _, algorithm, state = load(run.directory)
+        limit = episode_limit(env, MAX_FRAMES)
+        states, returns = play_episode(env, *greedy_policy(algorithm, state, 1), jax.random.key(0), limit)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, f"episode{ending}")
+            render(states, returns, str(path))
+            run.tracker.log_episode(int(experiment.env_steps(experiment.config.num_iterations)[-1]), path)
+    except (ValueError, OSError) as error:  # the run itself is whole
+        print(f"warning: wandb has no episode: {error}", file=sys.stderr)

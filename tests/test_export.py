@@ -195,6 +195,9 @@ OPERATIONS = {
     "reduce_and": lambda x: (x > -1).all(axis=1),
     "reduce_min": lambda x: x.min(axis=(0, 1)),
     "logistic": jax.nn.sigmoid,
+    "eq": lambda x: (x > 0) == (x < 1),
+    "not": lambda x: jnp.where(~jnp.ones((), bool) | (x > 0), x, 0),
+    "dot_general": lambda x: x @ jnp.einsum("ij,kj->ik", *np.ones((2, 6, 6), np.float32)),
     "erf": lambda x: jax.lax.erf(x) - x,
 }
 
@@ -254,6 +257,16 @@ def test_the_policy_plays_in_gymnasium_without_jax(exported, folder):
     assert float(found[1]) >= float(found[2]) > 5
     with Image.open(folder / "episode.gif") as animation:
         assert animation.format == "GIF"
+
+
+@pytest.mark.slow
+def test_the_printed_lines_use_the_program_for_jax(exported, tmp_path):
+    (run,) = exported[0].parent.glob("*/CartPole-v1/run")
+    result = capture(export.main, "export", str(run), "--jax", "--out", str(tmp_path / "program"))
+    _, *lines = result.stdout.splitlines()
+    names = {"n": 3, "obs": np.zeros((3, 4), np.float32)}
+    exec("\n".join(line.strip() for line in lines), names)
+    assert names["action"].shape == (3,)
 
 
 @pytest.mark.slow

@@ -287,6 +287,7 @@ def test_a_halved_sweep_may_not_change(runs):
     assert_refused(call("ppo", "--resume", directory, "--sweep-halve", "3"), "sweep_halve = 2, not 3")
     assert_refused(call("ppo", "--resume", directory, "--total-timesteps", "9999"), "total_timesteps = 1280, not 9999")
     assert_refused(call("ppo", "--resume", directory, "--eval-episodes", "3"), "eval_episodes = 2, not 3")
+    assert_refused(call("ppo", "--resume", directory, "--eval-max-steps", "3"), "eval_max_steps = 10000, not 3")
 
 
 @pytest.mark.slow

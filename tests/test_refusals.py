@@ -120,6 +120,10 @@ def test_input_that_is_refused_in_one_line(words, message, folder):
             ["--sweep", "epsilon-end=0.1,0.3", "--epsilon-start", "0.2"],
             "epsilon_start = 0.2 must be at least epsilon_end",
         ),
+        (
+            ["--sweep", "epsilon-end=0.1,0.5", "--sweep", "epsilon-start=0.3,0.9"],
+            "epsilon_start = 0.3 must be at least epsilon_end = 0.5",
+        ),
     ],
 )
 def test_input_that_dqn_refuses_in_one_line(words, message, folder):

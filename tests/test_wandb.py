@@ -105,6 +105,14 @@ def test_an_episode_of_a_healthy_seed_is_logged(
     assert logged == [(20, ".gif", True)] * is_logged
 
 
+def test_an_episode_that_cannot_be_drawn_is_a_warning(monkeypatch, capsys):
+    monkeypatch.setattr(runner.main, "healthy_lanes", lambda *_: [True])
+    config, options = SimpleNamespace(env="CartPole-v1", num_iterations=2), SimpleNamespace(eval_episodes=1)
+    experiment, tracker = SimpleNamespace(config=config, options=options), SimpleNamespace(runs=[1])
+    runner.main.log_episode(SimpleNamespace(experiment=experiment, tracker=tracker, directory="nowhere"), None)
+    assert capsys.readouterr().err.startswith("warning: wandb has no episode: ")
+
+
 @one
 def test_wandb_without_an_account(script, folder):
     result = execute(path_of(script), *small_run(script, wandb="online"), cwd=folder, HOME=str(folder), **ALONE)

@@ -128,7 +128,7 @@ def registry() -> tyro.constructors.ConstructorRegistry:
 def check_unchanged(directory: str, saved: tuple[Any, Any], given: tuple[Any, Any]) -> None:
     """Raise ValueError if a Config and Options that are given differ from saved ones where a resumed run may not."""
     is_halved = saved[1].sweep_halve != "off"  # what was cut depends on the length and on the evaluations
-    fixed = (*FIXED, "eval_episodes") if is_halved else FIXED
+    fixed = (*FIXED, "eval_episodes", "eval_max_steps") if is_halved else FIXED
     for old, new in zip(saved, given, strict=True):
         for field in dataclasses.fields(old):
             before, after = getattr(old, field.name), getattr(new, field.name)

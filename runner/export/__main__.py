@@ -1,6 +1,7 @@
 """A trained policy for a program without JAX: python -m runner.export runs/ppo/CartPole-v1/NAME --out policy"""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -52,10 +53,14 @@ def main() -> None:
         print("  import jax, pathlib")
         print(f'  policy = jax.export.deserialize(pathlib.Path("{folder / "policy.stablehlo"}").read_bytes())')
         has_memory = policy.memory is not None
+        if has_memory:
+            print(f"  memory = jax.numpy.zeros((n, *{policy.memory.shape}))  # where an episode begins")
         print("  action, memory = policy.call(obs, memory)" if has_memory else "  action = policy.call(obs)")
     else:
         print(f"written to {folder}: policy.py, policy.npz")
-        print(f"  play:  python {folder / 'policy.py'} --gymnasium {config.env}")
+        name = config.env.partition(":")[0]
+        if re.fullmatch(r"\w+-v\d+", name):  # how Gymnasium names environments
+            print(f"  play:  python {folder / 'policy.py'} --gymnasium {name}")
 
 
 if __name__ == "__main__":

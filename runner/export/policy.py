@@ -54,6 +54,8 @@ def make_policy(algorithm: Any, state: Any, env: Environment) -> Policy:
     spec = lambda shape, dtype: jax.ShapeDtypeStruct((n, *shape), dtype)  # noqa: E731
     obs = jax.tree.map(spec, env.obs_shape, env.obs_dtype, is_leaf=lambda x: isinstance(x, tuple))
     if not hasattr(algorithm, "initial_memory"):
+        if isinstance(obs, dict):
+            obs.pop("critic", None)  # only `value` reads it, and the memory of a critic
         return Policy(algorithm.act, state, (obs,), None, env.action_space)
     memory = np.asarray(algorithm.initial_memory(1)[0])
     return Policy(algorithm.act, state, (obs, spec(memory.shape, memory.dtype)), memory, env.action_space)
@@ -102,11 +104,10 @@ def _text(policy: Policy, origin: str, source: Source, inputs: dict[Any, Any], o
     """The text of policy.py."""
     space = policy.action_space
     is_discrete = hasattr(space, "n")
-    first = next(iter(inputs.values()))
     head = HEAD.format(
         origin=origin,
         math="import math\n" * any("math." in text for text in source.helpers),
-        obs_shape=shape_text(first.shape[1:]),
+        obs_shape=jax.tree.map(lambda x: x.shape[1:], policy.inputs[0]),
         action_shape="()" if is_discrete else shape_text(space.shape),
         num_actions=int(space.n) if is_discrete else None,
     )

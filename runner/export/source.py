@@ -26,7 +26,7 @@ FORMATS = {  # operands in braces, and how tightly the expression binds
     "erfc": ("erfc({0})", ATOM),
     "logistic": ("0.5 * (np.tanh(0.5 * ({0})) + 1)", PRODUCT),  # never overflows
     "neg": ("-({0})", SIGN),
-    "not": ("~({0})", SIGN),
+    "not": ("np.invert({0})", ATOM),  # ~ of a Python bool is a number
     "rsqrt": ("1 / np.sqrt({0})", PRODUCT),
 }
 REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "prod"}
@@ -213,7 +213,8 @@ def express(node: Node) -> Value:
     is_full = any(x.value.is_full and x.shape == node.shape for x in node.operands)
     if name in OPERATORS and not (name == "div" and np.issubdtype(node.dtype, np.integer)):
         sign, level = OPERATORS[name]
-        return Value(f"{values[0].within(level)} {sign} {values[1].within(level + 1)}", level, is_full)
+        left = level + (level == COMPARISON)  # a < b < c would be two comparisons of b
+        return Value(f"{values[0].within(left)} {sign} {values[1].within(level + 1)}", level, is_full)
     if name in FUNCTIONS:
         return Value(f"np.{FUNCTIONS[name]}({', '.join(x.text for x in values)})", is_full=is_full)
     if name in FORMATS:
@@ -358,7 +359,8 @@ def _dot(node: Node, x: Node, y: Node, *, dimension_numbers: Any, **_: Any) -> V
     b = [shared[i] if i in shared else next(letters) for i in range(len(y.shape))]
     kept = [a[i] for i in left_batch] + [c for i, c in enumerate(a) if i not in (*left_batch, *left)]
     kept += [c for i, c in enumerate(b) if i not in shared]
-    return Value(f'np.einsum("{"".join(a)},{"".join(b)}->{"".join(kept)}", {x.text}, {y.text})')
+    subscripts = f"'{''.join(a)},{''.join(b)}->{''.join(kept)}'"  # as part of a name it stands in double quotes
+    return Value(f"np.einsum({subscripts}, {x.text}, {y.text})")
 
 
 def _conv(node: Node, x: Node, kernel: Node, *, window_strides: Any, padding: Any, **params: Any) -> Value | None:
