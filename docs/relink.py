@@ -9,9 +9,8 @@ LINK = re.compile(r"\[`(?P<code>[^`]+)`\]\((?P<file>[^)#\s]+)#L(?P<line>\d+)\)")
 
 
 def pages() -> list[Path]:
-    """All pages of the repository; benchmarks/LOG.md is none."""
-    found = [page for name in (".", "docs", "variants", "benchmarks") for page in ROOT.glob(f"{name}/*.md")]
-    return [page for page in found if page.name != "LOG.md"]
+    """All pages of the repository."""
+    return [page for name in (".", "docs", "variants", "benchmarks") for page in ROOT.glob(f"{name}/*.md")]
 
 
 def relink(page: Path) -> tuple[str, list[str]]:
