@@ -1,7 +1,6 @@
-"""Scripts in CartPole and Pendulum whose velocities are not observed, so that one observation is not enough.
+"""Scripts in CartPole whose velocities are not observed, so that one observation is not enough.
 
 python benchmarks/hidden_velocity.py variants/ppo_rnn.py --env CartPole-hidden-velocity --num-seeds 8
-python benchmarks/hidden_velocity.py ppo.py --env Pendulum-hidden-velocity --num-seeds 8
 """
 
 import runpy
@@ -14,7 +13,6 @@ import common  # noqa: F401  # before gymnax
 # ruff: isort: split
 import gymnax
 from gymnax.environments.classic_control.cartpole import CartPole
-from gymnax.environments.classic_control.pendulum import Pendulum
 
 
 class HiddenCartPole(CartPole):
@@ -24,15 +22,7 @@ class HiddenCartPole(CartPole):
         return super().get_obs(state, params, key)[::2]
 
 
-class HiddenPendulum(Pendulum):
-    """Observes the cosine and the sine of the angle, [2]."""
-
-    def get_obs(self, state, params=None, key=None):
-        return super().get_obs(state, params, key)[:2]
-
-
 gymnax.register("CartPole-hidden-velocity", HiddenCartPole)
-gymnax.register("Pendulum-hidden-velocity", HiddenPendulum)
 
 if __name__ == "__main__":
     del sys.argv[0]

@@ -74,8 +74,6 @@ def _check_obs(obs: Any) -> None:
 
 def _check_legal(suite: Any, obs: Any) -> None:
     """Raise ValueError unless the entry `legal` of obs, if there is one, tells at least one legal action."""
-    if hasattr(suite, "action_mask"):
-        raise ValueError("action_mask is not read any more: legal actions are the entry `legal` of obs")
     legal = legal_actions(obs)
     if legal is None:
         return

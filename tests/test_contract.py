@@ -104,7 +104,6 @@ BREACHES = {
         tell_legal(lambda: jnp.ones(2, bool), action_space=spaces.Box(-1.0, 1.0, (2,))),
         r"^obs must have no entry `legal`, as the actions are continuous$",
     ),
-    "a mask as it was once": ({"action_mask": lambda s: jnp.ones(2, bool)}, r"^action_mask is not read any more: .*"),
     "too few values": ({"step": lambda key, state, action: (jnp.ones(1), state)}, r"^step must return obs, state, rew"),
     "obs alone": ({"reset": lambda key: jnp.ones(1)}, r"^reset must return obs, state, not float32\[1\]$"),
 }

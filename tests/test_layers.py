@@ -9,7 +9,7 @@ from helpers import ROOT
 LAYERS = [["cli"], ["experiment"], ["devices"], ["files"], ["report"], ["training"]]
 LAYERS += [["main", "render", "compare", "export"]]
 HEIGHT = {layer: number for number, layers in enumerate(LAYERS) for layer in layers}
-MODULES = sorted(path for path in (ROOT / "runner").rglob("*.py") if path.name not in ("__init__.py", "folder.py"))
+MODULES = sorted(path for path in (ROOT / "runner").rglob("*.py") if path.name != "__init__.py")
 SHARED = sorted((ROOT / "common").rglob("*.py"))
 NAMES = ["config.json", "metrics.npz", "summary.json", "curve.csv", "evaluation.npz", "checkpoint.safetensors"]
 NAMES += ["curve.png", "metrics.png", "sweep.png", "training.lock"]

@@ -105,15 +105,6 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} is damaged: it is not a complete .npz file") from error
 
 
-def read_evaluation(directory: Path) -> dict[str, np.ndarray]:
-    """The evaluation of a part that another process trained. Raises ValueError if it is not there."""
-    try:
-        with np.load(directory / EVALUATION) as file:
-            return dict(file)
-    except FileNotFoundError as error:
-        raise ValueError(f"{directory} is empty: do all processes have the same --out?") from error
-
-
 def read_metrics(
     directory: Path, env_steps: np.ndarray, lanes: dict[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
