@@ -286,9 +286,6 @@ FACTORIES = {
     "Probe-Recorder-Continuous": lambda: Recorder(TWO_DIMENSIONS, capacity=64),
     "Probe-Recorder-Pair": lambda: Recorder(UNIT_BOX, capacity=2, ends=False),
     "Probe-Clock": lambda: Clock(16),
-    "Probe-Unbounded": lambda: Recorder(spaces.Box(-jnp.inf, jnp.inf, (1,)), capacity=1),
-    "Probe-Half-Bounded": lambda: Recorder(spaces.Box(jnp.array([-1.0, -1.0]), jnp.array([1.0, jnp.inf]), (2,)), 1),
-    "Probe-Matrix-Action": lambda: Recorder(spaces.Box(-1.0, 1.0, (2, 2)), capacity=1),
 }
 
 

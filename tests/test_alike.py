@@ -47,11 +47,6 @@ def test_order_of_make(script):
     assert {"init", "preprocess", "act", "value", "explore", "update", "learn", "step"} <= set(present)
 
 
-@pytest.mark.parametrize("script", REPLAY)
-def test_order_of_make_in_the_replay_scripts(script):
-    assert {"env_step", "cycle"} <= set(make_order(script))
-
-
 @pytest.mark.parametrize(
     ("name", "scripts"),
     [

@@ -294,12 +294,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *(pytest.param(change, id=name) for name, change in OTHERS.items()),
-    ],
-)
+@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
 def test_a_state_of_another_shape_is_an_error(state, saved, change):
     with pytest.raises(ValueError, match=str(saved)):
         restore(saved, abstract(change(state)))

@@ -112,13 +112,6 @@ def test_help_fits_a_narrow_terminal(script, monkeypatch):
 # -- Presets -----------------------------------------------------------------------------------------------------------
 
 
-def test_without_flags_the_default_environment_has_its_preset(script):
-    module = importlib.import_module(script)
-    config, options = parsed(script)
-    assert config == presets(script).get(module.Config().env, module.Config())
-    assert options == Options()
-
-
 @pytest.mark.slow
 def test_every_preset_is_taken_by_its_name(script):
     assert presets(script)

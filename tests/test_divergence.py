@@ -13,11 +13,6 @@ from helpers import call, differences, saved_metrics, saved_state, small_run
 from runs import CASES, FILES, FakeRun, assert_finished, assert_refused, contents, directory_of, one
 
 import runner.devices.programs
-import runner.files.claim
-import runner.files.record
-import runner.main
-import runner.report.results
-import runner.training
 
 pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 import pytest
-from helpers import SCRIPTS, presets, rank_promotion
+from helpers import presets, rank_promotion
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.environment import make_env
 from runner.cli.options import Options
 from runner.devices.evaluation import auto_evaluations, evaluated_iterations
 from runner.experiment import (
@@ -147,14 +146,6 @@ def test_a_short_run_is_evaluated_seldom():
     assert evaluated(Config(10, 512), eval_every="1") == list(range(10)), "what is asked for is done"
     assert evaluated(Config(10, 512), eval_max_steps=100) == list(range(10))
     assert evaluated(Config(10, 512), eval_episodes=8) == list(range(10))
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_every_preset_is_long_enough_for_twenty_evaluations(script):
-    """But those whose runs are as short as twenty episodes at full length."""
-    for config in (config for env, config in presets(script).items() if "/" not in env):
-        steps, limit = config.env_steps(config.num_iterations), make_env(config.env).max_episode_steps
-        assert (auto_evaluations(experiment_of(config)) == 20) == (steps > 20 * limit), config.env
 
 
 ROBOTS = {"num_envs": 2048, "num_steps": 64, "num_epochs": 16, "num_minibatches": 32, "total_timesteps": 60_000_000}

@@ -11,12 +11,8 @@ import pytest
 from helpers import call, capture, flags, path_of, run_differences, saved_state, small_run
 from runs import FILES, OFTEN, assert_finished, assert_refused, directory_of, one
 
-import runner.devices.programs
-import runner.files.claim
 import runner.files.record
 import runner.main
-import runner.report.results
-import runner.training
 from runner.files import checkpoint, store
 
 pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]

@@ -10,15 +10,9 @@ from helpers import SCRIPTS, small_config
 
 from runner.devices.lanes import make_placement, make_segment, strong
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.usefixtures("rank_promotion"), pytest.mark.slow]
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-
-
-@pytest.fixture(autouse=True)
-def rank_promotion():
-    with jax.numpy_rank_promotion("allow"):  # distrax needs it
-        yield
 
 
 def exported(program, *arguments):

@@ -510,27 +510,3 @@ def test_the_action_that_is_learned_from_is_not_clipped():
         np.testing.assert_allclose(np.clip(action, -1, 1), record.action[lane, 0, :, 0], atol=1e-3)
         num_clipped += int((np.abs(action) > 1.01).sum())
     assert num_clipped > 20
-
-
-# -- Bad input ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_minibatches": 5}, "num_minibatches = 5"),
-        ({"num_minibatches": 0}, "num_minibatches"),
-        ({"num_epochs": 0}, "num_epochs"),
-        ({"num_envs": 0}, "num_envs"),
-        ({"num_steps": 0}, "num_steps"),
-        ({"activation": "gelu"}, "activation"),
-        ({"hidden_sizes": (64, 0)}, "hidden_sizes"),
-        ({"hidden_sizes": (64, 8.0)}, "hidden_sizes"),
-        ({"hidden_sizes": [64, 64]}, "hidden_sizes"),
-        ({"num_minibatches": 2.0}, "num_minibatches"),
-        ({"normalize_obs": 1}, "normalize_obs"),
-    ],
-)
-def test_bad_config_is_refused_when_the_run_is_built(changes, message):
-    with pytest.raises(ValueError, match=message):
-        make(replace(SMALL, **changes))

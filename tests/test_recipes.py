@@ -19,7 +19,7 @@ from test_traps import change_of
 
 import common.random
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.usefixtures("rank_promotion"), pytest.mark.slow]
 
 probes.register()
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
@@ -30,12 +30,6 @@ RECIPES = {
 }
 SIMBA, DUELING, HUBER, HL_GAUSS, TARGET_KL = RECIPES
 FITS = [(recipe, path) for recipe, changes in RECIPES.items() for path in changes[0][0].split()]
-
-
-@pytest.fixture(autouse=True)
-def rank_promotion():
-    with jax.numpy_rank_promotion("allow"):  # distrax needs it
-        yield
 
 
 @pytest.fixture

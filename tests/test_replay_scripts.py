@@ -18,7 +18,7 @@ from common.buffer import read
 from common.random import correlate
 from runner.devices.lanes import compile_segment, make_placement
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.usefixtures("rank_promotion"), pytest.mark.slow]
 
 SMALL = {
     "learning_starts": 24,
@@ -33,12 +33,6 @@ CONFIGS = {
     "sac": sac.Config(**SMALL),
     "td3": td3.Config(**SMALL),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def rank_promotion():
-    with jax.numpy_rank_promotion("allow"):  # distrax needs it
-        yield
 
 
 @pytest.mark.quick
@@ -174,17 +168,6 @@ def test_updates_are_those_that_are_promised(script, num_envs):
 def test_intervals_that_do_not_divide_are_refused(script):
     with pytest.raises(ValueError, match="num_envs = 3 and train_interval = 4"):
         importlib.import_module(script).make(replace(CONFIGS[script], num_envs=3, train_interval=4))
-
-
-@pytest.mark.parametrize(("script", "env"), [("dqn", "Pendulum-v1"), ("sac", "CartPole-v1"), ("td3", "CartPole-v1")])
-def test_the_wrong_kind_of_actions_is_refused(script, env):
-    with pytest.raises(ValueError, match=rf"{env} has .* use .*ppo\.py"):
-        importlib.import_module(script).make(replace(CONFIGS[script], env=env))
-
-
-def test_a_policy_delay_that_does_not_divide_is_refused():
-    with pytest.raises(ValueError, match="policy_delay = 3"):
-        td3.make(replace(CONFIGS["td3"], policy_delay=3))
 
 
 PRIME = 1_000_003  # rows of a buffer, a number that nothing else in the program has

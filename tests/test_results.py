@@ -107,7 +107,6 @@ def test_two_programs_are_compared_by_what_they_compute(name, value, found):
 def test_every_raw_file_has_a_row():
     paths = {pair.path for pair in RAWS}
     assert {path for path in results.RAW.iterdir() if path.suffix == ".json"} == paths
-    assert sum(path.stat().st_size for path in paths) < 5e6
 
 
 @pytest.mark.parametrize("pair", RAWS, ids=lambda pair: pair.name)
@@ -168,8 +167,6 @@ def test_a_bar_is_reached_missed_or_within_the_interval(iqm, high, verdict):
 def test_the_bars_of_all_rows_with_a_goal_stand_in_one_table():
     lines = results.bars(RAWS)
     assert len(lines) == sum(pair.bar is not None or pair.best is not None for pair in RAWS)
-    (line,) = (line for line in lines if "ppo.py" in line and "| Breakout-MinAtar |" in line)
-    assert line.endswith("|  |  | 50.1 | yes |")
 
 
 def test_the_probability_to_beat_a_published_number():
@@ -270,11 +267,6 @@ def test_an_option_changes_one_setting_of_a_row(pair):
     before, after = results.settings(preset), results.settings(pair)
     assert [name for name in before if before[name] != after[name]] == [name for name, _ in pair.changes]
     assert len(pair.changes) == 1
-
-
-@pytest.mark.parametrize("pair", results.PAIRS, ids=lambda pair: pair.name)
-def test_the_script_of_a_pair_is_there(pair):
-    assert (results.ROOT / pair.file).stat().st_size > 0
 
 
 @pytest.fixture

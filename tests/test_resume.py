@@ -10,11 +10,6 @@ import pytest
 from helpers import call, flags, run_differences, saved_state, small_config, small_run
 from runs import FILES, assert_finished, contents, directory_of, one, summary_of
 
-import runner.devices.programs
-import runner.files.claim
-import runner.files.record
-import runner.main
-import runner.report.results
 import runner.training
 from common.buffer import read
 from runner.devices.lanes import compile_init, make_placement

@@ -33,9 +33,6 @@ from matplotlib import image
 from runs import CASES, FILES, OFTEN, assert_finished, directory_of, one, summary_of
 
 import runner.devices.programs
-import runner.files.claim
-import runner.files.record
-import runner.main
 import runner.report.results
 import runner.training
 from runner.files import checkpoint, store

@@ -26,11 +26,7 @@ from helpers import (
 from runs import FILES, assert_finished, directory_of, summary_of
 
 import runner.devices.programs
-import runner.files.claim
-import runner.files.record
-import runner.main
 import runner.report.results
-import runner.training
 from runner.cli.options import Options
 from runner.experiment import Experiment
 from runner.report.progress import print_header

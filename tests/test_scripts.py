@@ -18,9 +18,8 @@ import numpy as np
 import optax
 import probes
 import pytest
-from helpers import ENVS, presets
+from helpers import ENVS
 
-from common.config import validate
 from common.environment import make_env
 from runner.files.load import import_script
 
@@ -200,21 +199,6 @@ def test_a_copy_of_a_script_has_parameters_of_its_own(script, tmp_path):
     arrays = [0.0] * len(typing.get_type_hints(params))
     assert jax.tree.structure(params(*arrays)) == jax.tree.structure(params(*arrays))
     assert jax.tree.structure(own(*arrays)) != jax.tree.structure(params(*arrays))
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_presets_can_be_built(script):
-    """Every preset names a known environment and passes the checks; suites that are slow to make are not made."""
-    module = importlib.import_module(script)
-    for env, preset in presets(script).items():
-        assert preset.env == env
-        suite, _, name = env.rpartition("/")
-        if not suite:
-            assert module.make(preset)._fields == ("init", "step", "act", "value")
-            continue
-        validate(preset)
-        with contextlib.suppress(ImportError):
-            assert name in importlib.import_module(f"common.suites.{suite}").names()
 
 
 # -- Seeds -------------------------------------------------------------------------------------------------------------
@@ -612,40 +596,3 @@ def test_runs_with(script, shape):
     assert action.shape == (config.num_envs,)
     assert all(np.isfinite(x).all() for x in data(state.params))
     assert np.isfinite(metrics["grad_norm"]) if "grad_norm" in metrics else True
-
-
-# -- Bad input ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"env": "CartPole"}, "unknown environment 'CartPole'.*CartPole-v1"),
-        ({"env": 3}, "env must be str, not 3"),
-        ({"gamma": "0.9"}, "gamma must be float, not '0.9'"),
-        ({"gamma": True}, "gamma must be float, not True"),
-        ({"num_envs": 4.0}, r"num_envs must be .*int, not 4\.0"),
-        ({"num_envs": True}, "num_envs must be .*int, not True"),
-        ({"num_envs": -1}, "num_envs"),
-        ({"num_envs": 0}, "num_envs"),
-        ({"total_timesteps": 1}, "total_timesteps = 1"),
-        ({"total_timesteps": 2**31}, r"total_timesteps = 2147483648.*2\*\*31"),
-        ({"total_timesteps": 5e5}, "total_timesteps must be .*int"),
-        ({"hidden_sizes": (8, "8")}, "hidden_sizes"),
-        ({"activation": "nothing"}, "activation"),
-        ({"gamma": 1.5}, "gamma must be between 0 and 1, not 1.5"),
-        ({"gamma": float("nan")}, "gamma must be finite as a float32 .*, not nan"),
-    ],
-)
-def test_bad_config_is_refused(script, changes, message):
-    config = config_of(script, ACTIONS[script][0])
-    with pytest.raises(ValueError, match=message):
-        algorithm_of(replace(config, **changes))
-
-
-@pytest.mark.parametrize("script", [script for script in SCRIPTS if CONTINUOUS in ACTIONS[script]])
-@pytest.mark.parametrize("env", ["Probe-Unbounded", "Probe-Half-Bounded", "Probe-Matrix-Action"])
-def test_action_spaces_that_cannot_be_used_are_refused(script, env):
-    with pytest.raises(ValueError, match=f"{env}.*Box"):
-        algorithm_of(config_of(script, env))

@@ -21,10 +21,6 @@ from helpers import (
 from runs import FILES, OFTEN, assert_finished, directory_of, one
 
 import runner.devices.programs
-import runner.files.claim
-import runner.files.record
-import runner.main
-import runner.report.results
 import runner.training
 
 pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]

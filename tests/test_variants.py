@@ -17,7 +17,7 @@ import pytest
 import reppo
 import sac_discrete
 from flax import struct
-from helpers import ENVS, ROOT, call, capture, execute, flags, presets, run_differences, small_run
+from helpers import ENVS, ROOT, call, capture, execute, flags, run_differences, small_run
 from test_scripts import BUILT, assert_float32, data, exempt_dependencies, few_objects, modes  # noqa: F401  # fixtures
 
 import ppo
@@ -444,15 +444,6 @@ def test_no_nan_is_computed_on_the_way(variant):
 @each_variant
 def test_parameters_and_metrics_are_float32_where_x64_is_on(variant):
     assert_float32(VARIANTS[variant].make_train(short_config(variant)))
-
-
-@each_variant
-def test_presets_can_be_built(variant):
-    module = VARIANTS[variant]
-    for env, preset in presets(variant).items():
-        assert preset.env == env
-        if "/" not in env:
-            module.make(preset)
 
 
 def test_a_resumed_memory_is_that_without_the_interruption(folder):

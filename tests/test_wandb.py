@@ -14,11 +14,7 @@ from PIL import Image
 from runs import FakeRun, assert_finished, assert_refused, contents, directory_of, one
 
 import runner.devices.programs
-import runner.files.claim
-import runner.files.record
 import runner.main
-import runner.report.results
-import runner.training
 
 pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 
