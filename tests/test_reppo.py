@@ -184,7 +184,7 @@ def reference_batch(config, before, record, iteration):
 def reference_updates(config, before, batch, adams):
     """Parameters and metrics after the updates of an iteration; adams remember what came before."""
     obs, action, target, old_mean, old_std = batch
-    params = dict(vars(to_float64(before.params)))
+    params = to_float64(before.params)._asdict()
     _, _, _, noise_key = jax.random.split(jax.random.split(before.key, 3)[0], 4)
     noise = np.asarray(jax.random.normal(noise_key, (config.num_epochs, len(obs), 2)), np.float64)
     order = np.argsort(np.asarray(shuffled(config, before)), axis=1)
@@ -243,7 +243,7 @@ def test_an_iteration_equals_numpy(case):
     head = state.params.critic["params"]["Dense_0"]  # it starts at 0 everywhere: all samples would be worth the same
     head["bias"] = jnp.zeros_like(head["bias"])
     head["kernel"] = jnp.cos(jnp.arange(head["kernel"].size, dtype=jnp.float32)).reshape(head["kernel"].shape)
-    adams = {name: Adam(x) for name, x in vars(to_float64(state.params)).items()}
+    adams = {name: Adam(x) for name, x in to_float64(state.params)._asdict().items()}
     for iteration in range(2):
         before, (state, metrics) = state, step(state, iteration)
         record = probes.recorded(state.env_state)
