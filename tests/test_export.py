@@ -197,7 +197,7 @@ OPERATIONS = {
     "logistic": jax.nn.sigmoid,
     "eq": lambda x: (x > 0) == (x < 1),
     "not": lambda x: jnp.where(~jnp.ones((), bool) | (x > 0), x, 0),
-    "dot_general": lambda x: x @ jnp.einsum("ij,kj->ik", *np.ones((2, 6, 6), np.float32)),
+    "dot_general": lambda x: x @ jnp.einsum("ij,kj->ik", *np.arange(72, dtype=np.float32).reshape(2, 6, 6)),
     "erf": lambda x: jax.lax.erf(x) - x,
 }
 

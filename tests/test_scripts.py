@@ -193,9 +193,10 @@ def test_a_copy_of_a_script_has_parameters_of_its_own(script, tmp_path):
     That happens in a few processes of a hundred, as it depends on where the classes lie in memory.
     """
     params = importlib.import_module(script).Params
-    copy = tmp_path / f"my_{script}.py"
+    copy = tmp_path / f"copy_of_{script}.py"
     shutil.copy(sys.modules[script].__file__, copy)
     own = import_script(str(copy)).Params
+    del sys.modules[copy.stem]
     arrays = [0.0] * len(typing.get_type_hints(params))
     assert jax.tree.structure(params(*arrays)) == jax.tree.structure(params(*arrays))
     assert jax.tree.structure(own(*arrays)) != jax.tree.structure(params(*arrays))
