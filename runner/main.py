@@ -184,8 +184,9 @@ def conclude(run: Run, results: dict[Part, Result]) -> None:
     with run.timing.measure("reporting"):
         from runner.report.results import report  # a second of imports, which training does not wait for
 
-    if absent := hosts.wait_for_all():
+    if not run.is_single and (absent := run.wait_for_processes()):
         fail(hosts.describe_absent(absent, directory), 1)
+    hosts.leave()  # before the report, in which process 0 is alone
     if jax.process_index() > 0:
         return
     result = run.join(results)

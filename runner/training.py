@@ -133,8 +133,8 @@ class Run:
 
     def cut(self) -> None:
         """Choose the settings that go on to the next rung, when all processes have trained theirs."""
-        absent = hosts.meet()
-        if self.stop.received:  # perhaps another process too, whose parts have not ended
+        absent = self.wait_for_processes()
+        if self.stop.received:  # perhaps another process too
             return
         if absent:
             fail(hosts.describe_absent(absent, self.directory), 1)
@@ -154,6 +154,14 @@ class Run:
         print(f"rung {len(self.rungs)} of {len(stops)}: {what}", flush=True)
         self.rungs.append(Rung(settings, stops[len(self.rungs)], []))
         self.write_record()
+
+    def wait_for_processes(self) -> list[int]:
+        """Wait for all processes. Returns those that have died, or have not trained a part of the last rung."""
+        absent = set(hosts.meet())
+        for index, part in enumerate(self.parts):  # one that was stopped meets the others when it leaves
+            if checkpoint.read_iteration(self.folder_of(part) / store.CHECKPOINT) != self.rungs[-1].stop:
+                absent.add(index % jax.process_count())
+        return sorted(absent)
 
     def promote(self, part: Part) -> Progress:
         """A part of a rung starts from where its lanes were at the end of the rung before."""

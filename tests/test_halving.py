@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import jax
@@ -239,6 +240,20 @@ def test_a_run_of_two_processes_has_the_same_survivors(runs):
     a, b = saved_metrics(FOLDER / "two"), saved_metrics(FOLDER / "halved")
     np.testing.assert_array_equal(a["num_iterations"], b["num_iterations"])
     shutil.rmtree(FOLDER / "two")
+
+
+@pytest.mark.slow
+def test_a_process_that_was_stopped_ends_the_others_at_the_rung(folder):
+    arguments = small_run("ppo", 600, name="two", checkpoint_every=0.0)
+    arguments += ["--sweep", "gamma=0.9,0.95,0.99", "--sweep-halve", "3"]
+    processes = [Process(path_of("ppo"), *arguments, *process, cwd=folder) for process in together(2)]
+    with processes[0] as first, processes[1] as second:
+        first.wait_for_checkpoint(FOLDER / "two" / "rungs" / "1" / "parts" / "lanes-0-to-2", 1)
+        first.send(signal.SIGTERM)
+        results = [process.finish() for process in processes]
+    assert [result.status for result in results] == [128 + signal.SIGTERM, 1], results
+    error = "error: process 0 ended too early; what the others trained is saved, continue with --resume"
+    assert results[1].stderr == f"{error} {FOLDER / 'two'}\n"
 
 
 @pytest.mark.slow

@@ -106,7 +106,7 @@ def agree(name: str, decide: Callable[[], str]) -> str:
             client.key_value_set(name, f"-{error}")
     decided = client.blocking_key_value_get(name, PATIENCE * 1000)
     if decided.startswith("-"):
-        wait_for_all()  # otherwise process 0 could leave before the others have read this
+        leave()  # process 0 must not end before the others have read this
         raise ValueError(decided[1:])
     return decided[1:]
 
@@ -115,13 +115,6 @@ def meet() -> list[int]:
     """Wait for all living processes. Returns the processes that have died or ended before."""
     client = _client()
     return [] if client is None else sorted(set(range(jax.process_count())) - _meet(client))
-
-
-def wait_for_all() -> list[int]:
-    """`meet`, then disconnect."""
-    absent = meet()
-    leave()
-    return absent
 
 
 def describe_absent(absent: list[int], directory: Path) -> str:
