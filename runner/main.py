@@ -107,7 +107,6 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     abstract_state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
     check_memory(config, options, num_lanes, abstract_state)
     check_scalars(config.env, algorithm)
-    check_wandb(options)
     if not record:
         check_distinct(axes)
     settings = make_settings(axes, options.sweep_samples, options.seed)
@@ -124,6 +123,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     claim = contextlib.ExitStack()
 
     def choose_folder() -> str:
+        check_wandb(options)  # in process 0, which logs for all
         return str(claim.enter_context(claimed_folder(experiment.algorithm, config.env, options)))
 
     return Run(
@@ -184,10 +184,11 @@ def conclude(run: Run, results: dict[Part, Result]) -> None:
     with run.timing.measure("reporting"):
         from runner.report.results import report  # a second of imports, which training does not wait for
 
-    if not run.is_single and (absent := run.wait_for_processes()):
-        fail(hosts.describe_absent(absent, directory), 1)
+    absent = hosts.meet("end")
     hosts.leave()  # before the report, in which process 0 is alone
-    if jax.process_index() > 0:
+    if absent and not run.stop.received:
+        fail(hosts.describe_absent(absent, directory), 1)
+    if absent or jax.process_index() > 0:
         return
     result = run.join(results)
     if not run.is_single:

@@ -103,11 +103,9 @@ class Run:
         """Train all rungs that are left. The results are those of the parts of this process in the last one."""
         while True:
             results = self.train_parts()
-            if self.is_last_rung or self.stop.received:
+            if self.is_last_rung or self.stop.received or not self.meet():
                 return results
             self.cut()
-            if self.stop.received:
-                return results
             self.compile()
 
     # -- Rungs ---------------------------------------------------------------------------------------------------------
@@ -131,13 +129,18 @@ class Run:
         self.rungs[-1] = rung._replace(parts=parts)
         self.timing.compiling += self.programs.compile_seconds
 
-    def cut(self) -> None:
-        """Choose the settings that go on to the next rung, when all processes have trained theirs."""
-        absent = self.wait_for_processes()
-        if self.stop.received:  # perhaps another process too
-            return
-        if absent:
+    def meet(self) -> bool:
+        """Wait for the other processes at the end of a rung. Returns whether this one goes on."""
+        name = f"rung {len(self.rungs)}"
+        if not (absent := hosts.meet(name)):  # a signal may come while process 0 waits, or just after
+            is_stopped = hosts.agree(f"stop after {name}", lambda: "yes" if self.stop.received else "") == "yes"
+            absent = [0] if is_stopped else []
+        if absent and not self.stop.received:
             fail(hosts.describe_absent(absent, self.directory), 1)
+        return not absent
+
+    def cut(self) -> None:
+        """Choose the settings that go on to the next rung."""
         experiment, rung, result = self.experiment, self.rungs[-1], self.read_rung(-1)
         factor, score, settings = experiment.halving_factor, "eval_episode_return", rung.settings
         if score in result.scores and result.evaluations[EVAL_STEPS][0] == 0:
@@ -154,14 +157,6 @@ class Run:
         print(f"rung {len(self.rungs)} of {len(stops)}: {what}", flush=True)
         self.rungs.append(Rung(settings, stops[len(self.rungs)], []))
         self.write_record()
-
-    def wait_for_processes(self) -> list[int]:
-        """Wait for all processes. Returns those that have died, or have not trained a part of the last rung."""
-        absent = set(hosts.meet())
-        for index, part in enumerate(self.parts):  # one that was stopped meets the others when it leaves
-            if checkpoint.read_iteration(self.folder_of(part) / store.CHECKPOINT) != self.rungs[-1].stop:
-                absent.add(index % jax.process_count())
-        return sorted(absent)
 
     def promote(self, part: Part) -> Progress:
         """A part of a rung starts from where its lanes were at the end of the rung before."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
+import jax
 import numpy as np
 import pytest
 from helpers import environ
@@ -26,7 +27,7 @@ from common.config import NonNegative
 from runner.cli.options import Options
 from runner.experiment import EVAL_METRICS, Experiment, Part, Rung, append_metrics
 from runner.files import record as record_module
-from runner.files.claim import claimed_folder
+from runner.files.claim import claimed_folder, discard
 from runner.files.record import check_parts, read_config, read_experiment, read_options, read_record
 from runner.files.store import read_metrics, replacing, write_json, write_metrics, write_table
 from runner.report.results import curve_rows
@@ -133,6 +134,17 @@ def test_a_file_system_without_locks_has_runs_too(folder, monkeypatch):
     with claimed_folder("ppo", "Env", TRAINED) as directory:
         assert [path.name for path in directory.iterdir()] == ["training.lock"]
     assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize(("process", "names"), [(0, set()), (1, {"config.json", "training.lock"})])
+def test_only_process_0_removes_a_run_that_cannot_begin(process, names, folder, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: process)
+    directory = Path("run")
+    directory.mkdir()
+    for name in ("config.json", "training.lock"):
+        (directory / name).write_text("{}")
+    discard(directory)
+    assert {path.name for path in directory.glob("*")} == names
 
 
 def test_runs_that_start_together_have_their_own_folders(folder):

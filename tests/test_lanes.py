@@ -7,6 +7,7 @@ import resource
 import signal
 import socket
 import subprocess
+import time
 from functools import partial
 from pathlib import Path
 
@@ -495,6 +496,23 @@ def test_process_0_is_the_last_to_leave(folder):
         results = [process.finish() for process in processes]
     assert [result.status for result in results] == [128 + signal.SIGTERM] * 2, results
     assert "stopped; continue with --resume" in results[1].stderr
+
+
+def test_processes_of_which_one_waits_are_stopped_together(folder):
+    arguments = small_run("ppo", 200, name="two", checkpoint_every=0.0)
+    processes = [Process(*impatient(300), *arguments, *process, cwd=folder) for process in together(2)]
+    parts = Path(*SAME, "two", "parts")
+    with processes[0] as first, processes[1] as second:
+        second.wait_for_checkpoint(parts / "lanes-1-to-1", 1)
+        second.send(signal.SIGSTOP)
+        first.wait_until((parts / "lanes-0-to-0" / "evaluation.npz").exists)
+        time.sleep(1)
+        for process in processes:
+            process.send(signal.SIGTERM)
+        second.send(signal.SIGCONT)
+        results = [process.finish() for process in processes]
+    assert [result.status for result in results] == [128 + signal.SIGTERM] * 2, results
+    assert "stopped; continue with --resume" in results[0].stderr
 
 
 def test_a_process_that_never_comes(folder):

@@ -94,7 +94,7 @@ def _give_up(coordinator: str) -> None:
 def agree(name: str, decide: Callable[[], str]) -> str:
     """Return in every process what `decide` returns in process 0. A name can be used once.
 
-    Raises ValueError in every process if `decide` does.
+    Raises ValueError in every process if `decide` does, and if process 0 does not answer.
     """
     client = _client()
     if client is None:
@@ -104,17 +104,28 @@ def agree(name: str, decide: Callable[[], str]) -> str:
             client.key_value_set(name, f"+{decide()}")
         except ValueError as error:
             client.key_value_set(name, f"-{error}")
-    decided = client.blocking_key_value_get(name, PATIENCE * 1000)
+    try:
+        decided = client.blocking_key_value_get(name, PATIENCE * 1000)
+    except jax.errors.JaxRuntimeError:
+        raise ValueError(f"process 0 did not answer within {PATIENCE} s") from None
     if decided.startswith("-"):
         leave()  # process 0 must not end before the others have read this
         raise ValueError(decided[1:])
     return decided[1:]
 
 
-def meet() -> list[int]:
-    """Wait for all living processes. Returns the processes that have died or ended before."""
+def meet(name: str) -> list[int]:
+    """Wait for all living processes. Returns those that are absent: dead, ended, or 0 in `leave`, where it meets the
+    others too. A name can be used once."""
     client = _client()
-    return [] if client is None else sorted(set(range(jax.process_count())) - _meet(client))
+    if client is None:
+        return []
+    if jax.process_index() == 0:
+        client.key_value_set(f"{name}/0", "here")
+    present = _meet(client)
+    if not client.key_value_dir_get(name):
+        present.discard(0)
+    return sorted(set(range(jax.process_count())) - present)
 
 
 def describe_absent(absent: list[int], directory: Path) -> str:

@@ -10,6 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
+import jax
+
 from runner.cli.options import Options
 from runner.files.store import CHECKPOINT, LOCK, RECORD
 
@@ -47,6 +49,8 @@ def claimed_folder(algorithm: str, env: str, options: Options) -> Iterator[Path]
 
 def discard(directory: Path) -> None:
     """Remove the folder of a run that cannot begin."""
+    if jax.process_index() > 0:  # process 0 holds the claim for all
+        return
     for name in (RECORD, LOCK):
         (directory / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # it is not empty
