@@ -530,6 +530,18 @@ def test_an_interrupted_run_of_several_parts(folder):
     assert "CartPole-v1, ppo: the run was interrupted, 6 of 8 seeds have been trained so far" in notes(stdout)
 
 
+def test_an_extended_run_of_several_parts_that_was_interrupted(folder):
+    """Beside what it had saved when it ended before."""
+    parts = [[0, 4], [4, 8]]
+    write_run("a", np.array(A) / 2, parts=parts, steps=1000)
+    for lanes in (range(4), range(4, 8)):
+        write_run("a", A, lanes=lanes, parts=parts)
+    compared("a")
+    row = values()["CartPole-v1", "ppo", "", "mean"]
+    assert (row["seeds"], row["env_steps"]) == ("8", "2000")
+    assert float(row["value"]) == pytest.approx(np.mean(A), rel=1e-5)
+
+
 def without_evaluations(path, keep):
     """Leave out evaluations of a run."""
     with np.load(path) as file:

@@ -77,6 +77,7 @@ def test_bad_settings(script, changes, words, folder):
         (["--eval-every", "-1"], "eval_every must be auto or a number of env steps, at least 0, not -1"),
         (["--eval-sampled", "--eval-episodes", "0"], "--eval-sampled has no effect with eval_episodes = 0"),
         (["--eval-every", "often"], "eval_every must be auto or a number of env steps, at least 0, not often"),
+        (["--eval-every", "1e19"], "eval_every must be auto or a number of env steps, at least 0, not 1e19"),
         (["--eval-episodes", "1000000000"], "eval_episodes = 1,000,000,000, but at most "),
         (["--num-envs", "5000000000", "--total-timesteps", "1e9"], "num_envs = 5000000000 does not fit an int32"),
         (["--coordinator", "foo"], "coordinator must be HOST:PORT"),

@@ -228,7 +228,8 @@ def test_a_sweep_trains_every_setting_with_every_seed(monkeypatch):
     rerun = shlex.split(summary["rerun"])
     assert result.stdout.count(summary["rerun"]) == 1
     assert rerun[:2] == ["python", f"{script}.py"]
-    assert call(script, *rerun[2:], *flags(name="again", eval_episodes=0)).status == 0
+    assert rerun[rerun.index("--eval-episodes") + 1] == "2"
+    assert call(script, *rerun[2:], *flags(name="again")).status == 0
     alone, lanes = saved_metrics(directory.parent / "again"), slice(2 * summary["ranking"][0], None)
     for name, x in alone.items():
         if x.ndim == 2:

@@ -122,7 +122,7 @@ def _check_halving(options: Options) -> None:
 
 def _check_interval(text: str) -> None:
     try:
-        is_valid = parse_integer(text) >= 0
+        is_valid = 0 <= parse_integer(text) < 2**63
     except ValueError:
         is_valid = False
     if not is_valid:

@@ -150,8 +150,9 @@ def rerun_command(script: str, config: Any, options: Options, preset: Any, setti
     flags = ["--env", config.env, "--num-seeds", options.num_seeds, "--seed", options.seed]
     if preset and options.preset:
         flags += ["--preset", options.preset]
-    if options.matmul_precision != Options.matmul_precision:
-        flags += ["--matmul-precision", options.matmul_precision]
+    for name in ("matmul_precision", "eval_episodes", "eval_max_steps", "eval_sampled"):
+        if (value := getattr(options, name)) != getattr(Options, name):
+            flags += to_flags({name: value})
     defaults = preset or type(config)(env=config.env)
     fields = dataclasses.asdict(config) | setting
     flags += to_flags({name: value for name, value in fields.items() if value != getattr(defaults, name)})
@@ -159,7 +160,7 @@ def rerun_command(script: str, config: Any, options: Options, preset: Any, setti
 
 
 def to_flags(fields: dict[str, Any]) -> list[str]:
-    """The flags that give fields of a Config these values."""
+    """The flags that give fields of a Config, or options, these values."""
     flags = []
     for name, value in fields.items():
         flag = name.replace("_", "-")

@@ -103,7 +103,7 @@ def _read_metrics(directory: Path, parts: list[Part]) -> dict[str, np.ndarray]:
     whole = directory / store.METRICS
     folders = [store.part_folder(directory, parts, part) for part in parts]
     paths = [path for folder in folders if (path := folder / store.METRICS).exists()]
-    if whole.exists() or not paths:
+    if not paths or (whole.exists() and len(paths) < len(folders)):  # parts are never older than the whole
         paths = [whole]
     saved = [_check(path, store.read_arrays(path)) for path in paths]
     names = [name for name in saved[0] if all(name in part for part in saved)]
