@@ -118,7 +118,7 @@ class Actor(nn.Module):
         if self.is_discrete:
             return distrax.Categorical(logits=forbid_illegal(x, obs))
         log_std = self.param("log_std", nn.initializers.zeros, (self.num_outputs,), jnp.float32)
-        std = jnp.exp(clip_inward(log_std, -20.0, 2.0))
+        std = jnp.exp(clip_inward(log_std, -20.0, 2.0))  # out there jnp.clip has no gradient
         std = jnp.broadcast_to(std, x.shape)  # distrax would leave it without the batch axes
         return distrax.MultivariateNormalDiag(x, std)
 
@@ -159,7 +159,7 @@ class Batch:
     target: jax.Array  # of the value
 
 
-class Params(NamedTuple):  # JAX can take a dataclass for its copy in another file
+class Params(NamedTuple):  # not a dataclass, which jit may confuse (docs/traps.md, 14)
     """The trained parameters."""
 
     actor: Any  # of Actor

@@ -168,7 +168,7 @@ class Transition:
     discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch
 
 
-class Params(NamedTuple):  # JAX can take a dataclass for its copy in another file
+class Params(NamedTuple):  # not a dataclass, which jit may confuse (docs/traps.md, 14)
     """The trained parameters."""
 
     actor: Any  # of Actor
@@ -204,7 +204,7 @@ class Algorithm(NamedTuple):
 
 
 def squash(gaussian_action: jax.Array, gaussian_log_prob: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Tanh of a Gaussian action [..., action_dim] and its log-prob [...] (appendix C).
+    """Tanh of a Gaussian action [..., action_dim] and its log-prob [...] (arXiv:1812.05905, C).
 
     Stable for large actions: log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2 x)).
     """

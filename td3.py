@@ -53,7 +53,7 @@ class Config:
     learning_starts: int = 1_000  # uniform-random env steps before the first iteration
     buffer_size: int = 1_000_000  # capacity in transitions
     batch_size: int = 256  # transitions per critic update
-    train_interval: int = 2  # env steps between updates; 2, as policy_delay divides a cycle's
+    train_interval: int = 2  # env steps between updates; policy_delay must divide a cycle's
     gradient_steps: int = 2  # critic updates per train_interval
     policy_delay: int = 2  # critic updates per update of the actor and the targets
     tau: PositiveFraction = 0.005  # step of the target networks towards the online networks
@@ -161,7 +161,7 @@ class Transition:
     discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch
 
 
-class Params(NamedTuple):  # JAX can take a dataclass for its copy in another file
+class Params(NamedTuple):  # not a dataclass, which jit may confuse (docs/traps.md, 14)
     """The trained parameters."""
 
     actor: Any  # of Actor

@@ -87,7 +87,7 @@ def read_windows(buffer: Buffer, rows: jax.Array, *, n_step: int, num_envs: int,
 
     A window has the rows of one environment, `num_envs` rows apart. It ends after n_step rows, with the episode or with
     the newest row: `reward` is its discounted sum, `discount` is gamma to the power of its length; `terminated` and
-    `next_obs` are those of its last row.
+    `next_obs` are those of its last row, other fields those of its first.
     """
     batch = read(buffer, rows)
     num_newer = (buffer.count - 1 - rows) % buffer.capacity

@@ -9,7 +9,8 @@ SIGMA = 0.75  # std of the Gaussian, in bins (section 3.1)
 def hl_gauss(values: jax.Array, low: float, high: float, num_bins: int) -> jax.Array:
     """Probabilities [..., num_bins] of a Gaussian around each value [...], cut off at the ends of the range.
 
-    Bins divide [low, high] evenly; values outside count as its ends.
+    Bins divide [low, high] evenly; values outside count as its ends. The cut draws the mean inward where an end is
+    less than two bins away, by 0.7 of a bin at the end itself.
     """
     width = (high - low) / num_bins
     edges = low + width * jnp.arange(num_bins + 1, dtype=jnp.float32)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sac_discrete
 from gymnax.environments import spaces
 from helpers import rank_promotion, step_and_record
 
@@ -139,6 +140,15 @@ def test_the_entropy_is_that_of_legal_actions(script):
     _, _, metrics = trained(script, Phases)
     np.testing.assert_allclose(metrics["entropy"][0], np.log(2), atol=0.02)
     assert metrics["entropy"].max() <= np.log(2) + 1e-6
+
+
+def test_the_target_entropy_is_a_share_of_what_legal_actions_can_have():
+    """The policy starts uniform over two of three actions: above 0.9 log 2, so alpha falls, and below 0.9 log 3."""
+    changes = {"total_timesteps": 500, "alpha": 1.0, "alpha_learning_rate": 1e-3, "target_entropy": 0.9}
+    with mock.patch.object(sac_discrete, "make_env", return_value=Environment(Phases())):
+        config = sac_discrete.Config(env="Phases", hidden_sizes=(32,), **CONFIGS["sac_discrete"] | changes)
+        _, metrics = jax.jit(sac_discrete.make_train(config))(jax.random.key(0))
+    assert metrics["alpha"][-1] < metrics["alpha"][0] < 1.0
 
 
 @pytest.mark.parametrize("script", ["ppo", "ppo_rnn"])

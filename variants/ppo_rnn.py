@@ -51,7 +51,7 @@ class Config:
     num_minibatches: int = 4  # updates per pass; must divide num_envs
     learning_rate: NonNegative = 2.5e-4  # Adam step size at the start
     anneal_learning_rate: bool = True  # decay the learning rate linearly to 0
-    adam_eps: Positive = 1e-5  # epsilon of Adam, as in the original code
+    adam_eps: Positive = 1e-5  # epsilon of Adam
     max_grad_norm: Positive = 0.5  # gradients are clipped to this global norm
     gamma: Fraction = 0.99  # discount
     gae_lambda: Fraction = 0.95  # lambda of GAE; 0: one-step advantage, 1: Monte Carlo
@@ -183,7 +183,7 @@ class Actor(nn.Module):
         if self.is_discrete:
             return distrax.Categorical(logits=forbid_illegal(x, obs)), memory
         log_std = self.param("log_std", nn.initializers.zeros, (self.num_outputs,), jnp.float32)
-        std = jnp.exp(clip_inward(log_std, -20.0, 2.0))
+        std = jnp.exp(clip_inward(log_std, -20.0, 2.0))  # out there jnp.clip has no gradient
         std = jnp.broadcast_to(std, x.shape)  # distrax would leave it without the batch axes
         return distrax.MultivariateNormalDiag(x, std), memory
 
@@ -229,10 +229,10 @@ class Batch:
     value: jax.Array  # of obs, before the first update
     advantage: jax.Array  # not normalised
     target: jax.Array  # of the value
-    memory: jax.Array  # [1, num_envs, 2, width], before the first step
+    memory: jax.Array  # [1, num_envs, 2, width], before the first step; 1 in place of num_steps
 
 
-class Params(NamedTuple):  # JAX can take a dataclass for its copy in another file
+class Params(NamedTuple):  # not a dataclass, which jit may confuse (docs/traps.md, 14)
     """The trained parameters."""
 
     actor: Any  # of Actor

@@ -53,11 +53,11 @@ class Config:
     num_samples: int = 4  # actions whose mean Q is the value of a state
     learning_rate: NonNegative = 3e-4  # Adam step size of all parameters at the start
     anneal_learning_rate: bool = False  # decay the learning rate linearly to 0
-    max_grad_norm: Positive = 0.5  # gradients of each network are clipped to this global norm
+    max_grad_norm: Positive = 0.5  # gradients of each part of Params are clipped to this norm
     gamma: Fraction = 0.99  # discount
     q_lambda: Fraction = 0.95  # lambda of the returns; 0: one step, 1: Monte Carlo
     value_min: float = -100.0  # lower end of the critic's range: least reward / (1 - gamma)
-    value_max: float = 100.0  # upper end; what matters is that the metric clipped_targets stays 0
+    value_max: float = 100.0  # upper end; two bins to spare, and the metric clipped_targets at 0
     num_bins: int = 151  # of the critic's range
     alpha: Positive = 0.01  # temperature at the start
     target_entropy: TargetEntropy = -0.5  # target per action dimension
@@ -156,7 +156,7 @@ class Batch:
     std: jax.Array  # of the policy before the updates
 
 
-class Params(NamedTuple):  # JAX can take a dataclass for its copy in another file
+class Params(NamedTuple):  # not a dataclass, which jit may confuse (docs/traps.md, 14)
     """The trained parameters."""
 
     actor: Any  # of Actor
@@ -190,7 +190,7 @@ class Algorithm(NamedTuple):
 
 
 def squash(gaussian_action: jax.Array, gaussian_log_prob: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Tanh of a Gaussian action [..., action_dim] and its log-prob [...] (appendix C).
+    """Tanh of a Gaussian action [..., action_dim] and its log-prob [...] (arXiv:1812.05905, C).
 
     Stable for large actions: log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2 x)).
     """
@@ -233,11 +233,11 @@ def make(config: Config) -> Algorithm:
     if config.num_bins < 2:
         raise ValueError(f"num_bins must be at least 2, not {config.num_bins}")
     action_dim = env.action_space.shape[0]
-    bins = {"low": config.value_min, "high": config.value_max}
-    to_histogram = partial(hl_gauss, **bins, num_bins=config.num_bins)
+    value_range = {"low": config.value_min, "high": config.value_max}
+    to_histogram = partial(hl_gauss, **value_range, num_bins=config.num_bins)
     value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
     actor = Actor(action_dim, partial(Torso, config))
-    start = lambda *_: 40.0 * to_histogram(jnp.float32(0))  # noqa: E731
+    start = lambda *_: 40.0 * to_histogram(jnp.float32(0))  # noqa: E731  # 40: nearly all at 0
     critic = Critic(config.num_bins, start, partial(Torso, value_config))
 
     num_updates = config.num_epochs * config.num_minibatches  # per iteration, all at one rate
@@ -315,13 +315,14 @@ def make(config: Config) -> Algorithm:
 
     def evaluate(state, rollout, noise):
         obs, next_obs = preprocess(state, rollout.obs), preprocess(state, rollout.next_obs)
-        old, following = (actor.apply(state.params.actor, x) for x in (obs, next_obs))
-        action, log_prob = jax.vmap(partial(sample_action, following))(noise)  # [num_samples, ...]
+        policy, next_policy = (actor.apply(state.params.actor, x) for x in (obs, next_obs))
+        sample_next = partial(sample_action, next_policy)
+        action, log_prob = jax.vmap(sample_next)(noise)  # [num_samples, ...]
         next_q = jax.vmap(partial(q_value, state.params.critic, next_obs))(action).mean(axis=0)
         bonus = config.gamma * -jnp.exp(state.params.log_alpha) * log_prob.mean(axis=0)
         soft = rollout.replace(reward=rollout.reward + jnp.where(rollout.terminated, 0.0, bonus))
         target = q_returns(soft, next_q, config.gamma, config.q_lambda)
-        mean, std = old.mean(), old.stddev()
+        mean, std = policy.mean(), policy.stddev()
         return Batch(obs=rollout.obs, action=rollout.action, target=target, mean=mean, std=std)
 
     def update(batch, state, inputs):
@@ -346,7 +347,7 @@ def make(config: Config) -> Algorithm:
     def critic_loss(critic_params, state, batch):
         logits = critic.apply(critic_params, preprocess(state, batch.obs), batch.action)
         loss = optax.softmax_cross_entropy(logits, to_histogram(batch.target)).mean()
-        return loss, {"critic_loss": loss, "q_mean": histogram_mean(logits, **bins).mean()}
+        return loss, {"critic_loss": loss, "q_mean": histogram_mean(logits, **value_range).mean()}
 
     def actor_loss(actor_params, state, batch, noise):
         obs = preprocess(state, batch.obs)
@@ -366,7 +367,7 @@ def make(config: Config) -> Algorithm:
         return jnp.exp(log_eta) * (config.kl_bound - kl), {"eta": jnp.exp(log_eta)}
 
     def q_value(critic_params, obs, action):
-        return histogram_mean(critic.apply(critic_params, obs, action), **bins)
+        return histogram_mean(critic.apply(critic_params, obs, action), **value_range)
 
     def sample_action(policy, noise):
         mean, std = policy.mean(), policy.stddev()

@@ -38,7 +38,14 @@ from common.config import Fraction, NonNegative, Positive, PositiveFraction, che
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import scan_mean
-from common.spaces import actor_obs, check_discrete, choose_legal, draw_choices, forbid_illegal
+from common.spaces import (
+    actor_obs,
+    check_discrete,
+    choose_legal,
+    draw_choices,
+    forbid_illegal,
+    legal_actions,
+)
 
 # -- Config ----------------------------------------------------------------------------------------
 
@@ -61,7 +68,7 @@ class Config:
     critic_learning_rate: NonNegative = 3e-4  # Adam step size of the critics
     alpha_learning_rate: NonNegative = 3e-4  # Adam step size of log alpha; 0 fixes alpha
     alpha: Positive = 1.0  # temperature at the start
-    target_entropy: Fraction = 0.98  # share of the most, log(num_actions); the paper's is 0.98
+    target_entropy: Fraction = 0.98  # share of the most, log(number of legal actions); paper: 0.98
     gamma: Fraction = 0.99  # discount
     n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
@@ -159,7 +166,7 @@ class Transition:
     discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch
 
 
-class Params(NamedTuple):  # JAX can take a dataclass for its copy in another file
+class Params(NamedTuple):  # not a dataclass, which jit may confuse (docs/traps.md, 14)
     """The trained parameters."""
 
     actor: Any  # of Actor
@@ -215,7 +222,6 @@ def make(config: Config) -> Algorithm:
     env = make_env(config.env)
     check_discrete(config.env, env, only_vectors=True)
     num_actions = env.action_space.n
-    max_entropy = np.float32(np.log(num_actions))  # that of the uniform policy
     value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
     actor = Actor(num_actions, partial(Torso, config))
     critic = TwinCritic(num_actions, partial(Torso, value_config))
@@ -304,7 +310,8 @@ def make(config: Config) -> Algorithm:
     def update(state, batch):
         state, critic_metrics = descend(state, "critic", critic_loss, batch)
         state, actor_metrics = descend(state, "actor", actor_loss, batch)
-        state, alpha_metrics = descend(state, "log_alpha", alpha_loss, actor_metrics["entropy"])
+        entropy = actor_metrics["entropy"]
+        state, alpha_metrics = descend(state, "log_alpha", alpha_loss, batch, entropy)
         target = optax.incremental_update(state.params.critic, state.target_params, config.tau)
         return state.replace(target_params=target), critic_metrics | actor_metrics | alpha_metrics
 
@@ -326,8 +333,8 @@ def make(config: Config) -> Algorithm:
 
         obs = preprocess(state, batch.obs)
         q = critic.apply(critic_params, obs)  # [batch_size, num_actions, 2]
-        q = jnp.take_along_axis(q, batch.action[:, None, None], axis=1)  # [batch_size, 1, 2]
-        q = q.squeeze(1)
+        is_taken = jax.nn.one_hot(batch.action, num_actions, dtype=q.dtype)
+        q = (q * is_taken[..., None]).sum(axis=1)  # as a sum, its gradient needs no scatter
         loss = ((q - target[:, None]) ** 2).mean(axis=0).sum()  # each critic has its own mean
         return loss, {"critic_loss": loss, "q_mean": q.mean()}
 
@@ -339,9 +346,15 @@ def make(config: Config) -> Algorithm:
         loss = expectation(policy, minus_soft_q).mean()  # eq. 12
         return loss, {"actor_loss": loss, "entropy": policy.entropy().mean()}
 
-    def alpha_loss(log_alpha, state, entropy):
+    def alpha_loss(log_alpha, state, batch, entropy):
         alpha = jnp.exp(log_alpha)
-        return alpha * (entropy - config.target_entropy * max_entropy), {"alpha": alpha}
+        target = config.target_entropy * max_entropy(batch.obs).mean()
+        return alpha * (entropy - target), {"alpha": alpha}
+
+    def max_entropy(obs):
+        """That of the uniform policy, the log of the number of legal actions."""
+        legal = legal_actions(obs)
+        return jnp.log(num_actions if legal is None else legal.sum(axis=-1))
 
     def preprocess(state, obs):
         return normalization.normalize(state.obs_statistics, obs)  # as it is without statistics
