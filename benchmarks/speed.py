@@ -5,13 +5,15 @@
     python benchmarks/speed.py --only dqn-10k sac-1 --rounds 9  # some of the cases
     python benchmarks/speed.py --gpu                            # cases for a GPU, to results/speed-gpu.csv
 
-The peers are rejax, purejaxrl, sb3 and sbx. Their environments:
+The peers are rejax, purejaxrl, sb3, sbx and rltools. Their environments:
 
     pip install rejax==0.1.3 gymnax==0.0.9 "jax<0.12"           # rejax and purejaxrl; for a GPU "jax[cuda13]<0.12"
     pip install stable-baselines3==2.9.2 sbx-rl==0.28.0         # sb3 and sbx
+    pip install mkl-devel                                       # rltools, in C++, compiled with g++ and Intel's BLAS
 
 purejaxrl also needs a clone of https://github.com/luchris429/purejaxrl, and in PYTHONPATH both the clone and the folder
-`purejaxrl` in it, whose modules import each other without the name of the package.
+`purejaxrl` in it, whose modules import each other without the name of the package. rltools needs a clone of
+https://github.com/rl-tools/rl-tools, and its folder in RLTOOLS.
 
 The contenders of the cases of one algorithm compile side by side. Then those of a case run in turns, one at a time, so
 that whatever else the machine does meets all of them; their first runs do not count. All multiply matrices in float32.
@@ -52,7 +54,7 @@ COLUMNS = {
     "peak_mib": "{:>9}",
     "share_of_peak": "{:>14}",  # floating-point operations of the updates over the rate of a matrix product
 }
-PEERS = ("purejaxrl", "rejax", "sb3", "sbx")
+PEERS = ("purejaxrl", "rejax", "rltools", "sb3", "sbx")
 # The same products for all, on a GPU too, where the contenders of some cases share the memory.
 VARIABLES = {"JAX_DEFAULT_MATMUL_PRECISION": "float32", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
@@ -181,6 +183,8 @@ def actor_critic(script: str, lanes: int, cores: int, steps: int) -> Case:
         Contender("ours", script, {**ACTOR_CRITIC, **RATES, **SMALL, **replay, **mine}, flops),
         Contender("Rejax", f"rejax:{script}", {**ACTOR_CRITIC, **replay, **peer, **kwargs}),
     ]
+    if script == "sac" and lanes == 1:
+        contenders += [Contender("RLtools", "rltools:sac", {"batch_size": 256})]
     return Case(f"{script}-{lanes}", lanes, cores, contenders)
 
 

@@ -3,11 +3,14 @@
 Compiles, then runs for every line on stdin. Answers on stdout, a line of JSON each.
 """
 
+import ctypes
 import importlib
 import json
 import os
 import resource
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -21,7 +24,8 @@ def main(script: str, lanes: int, settings: dict) -> None:
     os.dup2(2, 1)  # libraries print when they are imported
     started = time.perf_counter()
     peer, _, algorithm = script.rpartition(":")
-    build = {"": ours, "purejaxrl": purejaxrl, "rejax": rejax, "sb3": stable_baselines3, "sbx": sbx}[peer]
+    peers = {"purejaxrl": purejaxrl, "rejax": rejax, "rltools": rltools, "sb3": stable_baselines3, "sbx": sbx}
+    build = peers[peer] if peer else ours
     run, num_steps = build(algorithm, lanes, settings)
     print(json.dumps({"compile": time.perf_counter() - started, "num_steps": num_steps}), file=answers, flush=True)
     for _ in sys.stdin:
@@ -112,6 +116,27 @@ def learn(algorithm, lanes: int, settings: dict, **more):
         model.learn(num_steps, reset_num_timesteps=False)
 
     return run, num_steps
+
+
+def rltools(algo: str, lanes: int, settings: dict):
+    """RLtools' own benchmark, 10,000 env steps, with another batch size. Its clone is RLTOOLS, MKL is beside this
+    Python. Env steps are those after the 100 before learning starts."""
+    assert lanes == 1, "it trains one seed at a time"
+    clone, prefix = Path(os.environ["RLTOOLS"]), Path(sys.prefix)
+    source = (clone / f"src/rl/environments/pendulum/{algo}/cpu/training.h").read_text()
+    before = "BATCH_SIZE = 100;"
+    assert source.count(before) == 2, "its benchmark is another"
+    source = source.replace(before, f"BATCH_SIZE = {settings['batch_size']};")
+    with tempfile.TemporaryDirectory() as folder:
+        file, library = Path(folder, "training.cpp"), Path(folder, "training.so")
+        file.write_text(source + '\nextern "C" void train() { run(); }\n')
+        command = ["g++", "-std=c++17", "-Ofast", "-march=native", "-shared", "-fPIC", "-w", str(file), "-o", library]
+        command += [f"-I{clone / 'include'}", f"-I{prefix / 'include'}", f"-L{prefix / 'lib'}"]
+        command += ["-DBENCHMARK", "-DRL_TOOLS_BACKEND_ENABLE_MKL", f"-Wl,-rpath,{prefix / 'lib'}"]
+        parts = ("mkl_intel_lp64", "mkl_sequential", "mkl_core")  # wheels have no names without a version
+        libraries = [str(next((prefix / "lib").glob(f"lib{part}.so*"))) for part in parts]
+        subprocess.run([*command, *libraries], check=True)
+        return ctypes.CDLL(str(library)).train, 9_900
 
 
 def matmul_rate() -> float:

@@ -113,6 +113,9 @@ def test_the_speed_table_is_that_of_the_csv():
     ratios = [f"{float(rates['ppo-1', name]['ratio']):.1f}" for name in ("Stable-Baselines3", "SBX")]
     page = words("benchmarks/README.md")
     assert "makes {:,} env steps/s, SBX {:,}: {} and {} times".format(*map(int, others), *ratios) in page
+    rltools = rates["sac-1", "RLtools"]
+    assert f"makes {int(rltools['env_steps_per_s']):,} env steps/s: {rltools['ratio']} times fewer" in page
+    assert f"One seed of SAC trains at {rltools['ratio']} times the speed of" in readme
     assert f"(`sac-256`) reaches {rates['sac-256', 'ours']['share_of_peak']} of the matrix product's rate" in page
     for case, sentence in (("sac-buffer-1", "at {} times the speed"), ("sac-buffer-4", "with four seeds at {} times")):
         assert sentence.format(rates[case, "buffer of 10,000"]["ratio"]) in page
