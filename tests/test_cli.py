@@ -241,7 +241,8 @@ def test_the_chosen_preset_is_recorded_and_named_by_the_best():
     rerun = shlex.split(summary["rerun"])
     assert rerun[6:10] == ["--seed", "0", "--preset", "small"]
     gamma = summary["settings"][summary["ranking"][0]]["gamma"]
-    assert sorted(rerun[10:]) == sorted(["--ent-coef", "0.0", "--gamma", str(gamma)]), "what differs from the preset"
+    expected = ["--eval-episodes", "0", "--ent-coef", "0.0", "--gamma", str(gamma)]
+    assert sorted(rerun[10:]) == sorted(expected), "what differs from the preset and the options' defaults"
     Path("ppo.toml").write_text(NAMED.replace("small", "other"))  # read from the record, not from the file
     result = call("ppo", "--resume", str(directory), "--total-timesteps", "96")
     assert result.status == 0, result
