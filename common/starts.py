@@ -56,7 +56,12 @@ def renew_starts(reset: Callable, keys: jax.Array, starts: Any, turn: jax.Array,
         return starts, turn
     turn += 1
     is_due = turn == period
+
+    def renew(carry):
+        # Keys that nothing in the loop changed would let XLA compute the reset before it, in every step.
+        loop_keys, _ = jax.lax.optimization_barrier((keys, carry[1]))
+        return reset(loop_keys), jnp.bool_(False)
+
     # A loop of no or one round: under vmap it is skipped where no lane needs it, which a cond is not.
-    renew = lambda _: (reset(keys), jnp.bool_(False))  # noqa: E731
     starts, _ = jax.lax.while_loop(lambda carry: carry[1], renew, (starts, is_due))
     return starts, jnp.where(is_due, 0, turn)
