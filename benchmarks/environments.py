@@ -35,8 +35,8 @@ def cpu_seconds(function) -> tuple:
 
 
 def speed(env: Environment, num_envs: int, seconds: float) -> tuple[float, float]:
-    """Env steps per CPU-second and CPU-seconds of compilation."""
-    keys = jax.random.split(jax.random.key(0), num_envs)
+    """Env steps per CPU-second and CPU-seconds of compilation, in a program of one lane as the scripts run it."""
+    keys = jax.random.split(jax.random.key(0), (1, num_envs))
 
     def play(env_state, key, num_steps):
         def step(i, carry):
@@ -48,12 +48,12 @@ def speed(env: Environment, num_envs: int, seconds: float) -> tuple[float, float
 
         return jax.lax.fori_loop(0, num_steps, step, (env_state, 0.0))
 
-    _, (_, env_state) = cpu_seconds(lambda: jax.jit(env.reset)(keys))
-    lowered = jax.jit(play).lower(env_state, keys[0], np.int32(1))
+    _, (_, env_state) = cpu_seconds(lambda: jax.jit(jax.vmap(env.reset))(keys))
+    lowered = jax.jit(jax.vmap(play, in_axes=(0, 0, None))).lower(env_state, keys[:, 0], np.int32(1))
     compiling, program = cpu_seconds(lowered.compile)
     num_steps, rates = 1, []
     while len(rates) < 3:
-        used, _ = cpu_seconds(lambda: program(env_state, keys[0], np.int32(num_steps)))  # noqa: B023
+        used, _ = cpu_seconds(lambda: program(env_state, keys[:, 0], np.int32(num_steps)))  # noqa: B023
         if used < seconds:
             num_steps = int(np.clip(num_steps * 1.2 * seconds / max(used, 1e-3), num_steps + 1, 100 * num_steps))
         else:

@@ -264,29 +264,8 @@ def test_a_period_that_a_suite_leaves_open_is_the_time_limit(options, period):
     assert Environment(suite, **options).reset_period == period
 
 
-def loops_around(primitive, jaxpr, num_loops=0):
-    """How many while-loops there are around each use of a primitive."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == primitive:
-            yield num_loops
-        for value in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns")):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from loops_around(primitive, inner, num_loops + (equation.primitive.name == "while"))
-
-
-@pytest.mark.parametrize(("period", "num_loops"), [(64, 1), (0, 0)])
-def test_no_start_is_computed_where_none_is_due(period, num_loops):
-    """The resets of a step stand in a loop of no or one round, also under vmap, where a cond would become a select."""
-    env = Environment(Numbers(5), reset_period=period)
-    keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed), 2))(jnp.arange(3))
-    _, env_state = jax.eval_shape(jax.vmap(env.reset), keys)
-    jaxpr = jax.make_jaxpr(jax.vmap(env.step))(keys, env_state, jnp.zeros((3, 2))).jaxpr
-    assert list(loops_around("random_bits", jaxpr)) == [num_loops]
-
-
-def test_a_step_in_which_no_start_is_due_does_not_take_the_time_of_a_reset():
-    """XLA computes before a loop what nothing in the loop changes, also where the loop has no round."""
+def test_no_start_is_computed_where_none_is_due():
+    """Under vmap a cond would become a select, and XLA computes before a loop what nothing in the loop changes."""
 
     class Worlds(Numbers):
         def reset(self, key):

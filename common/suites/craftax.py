@@ -22,7 +22,7 @@ def names() -> list[str]:
 class Suite(suites.Suite):
     """One environment. Its metrics are the share of episodes, in percent, with each achievement."""
 
-    reset_period = 64  # a new world takes as long as 16 to 123 steps (benchmarks/README.md)
+    reset_period = 64  # a new world takes as long as 20 to 30 steps (benchmarks/README.md)
 
     def __init__(self, name: str):
         from craftax.craftax.envs.common import log_achievements_to_info

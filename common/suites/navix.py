@@ -23,7 +23,7 @@ def names() -> list[str]:
 class Suite(suites.Suite):
     """One environment."""
 
-    reset_period = 16  # a new grid takes as long as 4 steps (benchmarks/README.md)
+    reset_period = 16  # a new grid takes as long as 6 steps (benchmarks/README.md)
 
     def __init__(self, name: str, max_episode_steps: int | None = None):
         import navix
