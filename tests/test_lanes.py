@@ -117,6 +117,26 @@ def test_every_lane_has_its_own_setting_state_and_records(num_lanes, num_devices
     np.testing.assert_array_equal(records[:, :3], amount[:, None] * [5, 6, 7])
 
 
+@pytest.mark.parametrize(("num_lanes", "num_calls"), [(1, 0), (2, 6)])
+def test_a_single_lane_has_no_axis_for_which_xla_has_slower_programs(num_lanes, num_calls):
+    """Where there is one, a `cond` is a select and calls what no lane needs."""
+    calls = []
+
+    class Branch(Counter):
+        def step(self, state, iteration):
+            called = lambda: jax.debug.callback(lambda _: calls.append(1), state["sum"])  # noqa: E731
+            jax.lax.cond(state["sum"] < 0, called, lambda: None)
+            return super().step(state, iteration)
+
+    lanes = make_placement(num_lanes, 1)
+    settings = {"amount": np.ones(num_lanes, np.float32)}
+    settings, keys = lanes.place((settings, jax.vmap(jax.random.key)(np.arange(num_lanes))))
+    state = compile_init(Branch, lanes, settings)(settings, keys)
+    compile_segment(Branch, lanes, settings, state, capacity=4)(settings, state, np.int32(0), np.int32(3))
+    jax.effects_barrier()
+    assert len(calls) == num_calls
+
+
 def test_lanes_with_large_states_are_trained_together(monkeypatch):
     """Their states are not worth copying, and the padding of the groups stays."""
     assert make_placement(17, 1).num_groups == 3

@@ -55,10 +55,9 @@ class Placement(NamedTuple):
         """
 
         def mapped(*args):
-            if not in_groups or self.num_groups == 1:
-                axes = (0,) * (len(args) - num_shared) + (None,) * num_shared
-                return jax.vmap(function, axes)(*args)
             lanes, shared = args[: len(args) - num_shared], args[len(args) - num_shared :]
+            if not in_groups or self.num_groups == 1:
+                return map_lanes(lambda lane: function(*lane, *shared), lanes)
             size = len(jax.tree.leaves(lanes)[0]) // self.num_groups
             return jax.lax.map(lambda lane: function(*lane, *shared), lanes, batch_size=size)
 
@@ -86,6 +85,14 @@ class Placement(NamedTuple):
             return x if len(x) == self.num_padded else x[np.minimum(np.arange(self.num_padded), len(x) - 1)]
 
         return jax.device_put(jax.tree.map(pad, tree), self.shardings(tree))
+
+
+def map_lanes(function: Callable, lanes: Any) -> Any:
+    """`jax.vmap` of a function of one lane. A single lane loses its axis: XLA's programs for a CPU are up to twice as
+    fast without it (benchmarks/NOTES.md)."""
+    if len(jax.tree.leaves(lanes)[0]) > 1:
+        return jax.vmap(function)(lanes)
+    return jax.tree.map(lambda x: x[None], function(jax.tree.map(lambda x: x[0], lanes)))
 
 
 def to_host(tree: Any, num_lanes: int) -> Any:
@@ -181,7 +188,7 @@ def make_segment(make: Callable, placement: Placement, state: Any, capacity: int
 
         def train(state, first):  # the states of the other groups stay where they are
             inputs = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, size), (settings, state))
-            trained, records = jax.vmap(segment, in_axes=(0, 0, None, None))(*inputs, start, stop)
+            trained, records = map_lanes(lambda lane: segment(*lane, start, stop), inputs)
             put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, first, axis=0)  # noqa: E731
             return jax.tree.map(put, state, trained), records
 
