@@ -40,6 +40,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import common  # noqa: F401  # before gymnax starts JAX
 from common.presets import check_preset_name, find_preset
+from runner.devices.lanes import map_lanes
 
 jax.default_backend = lambda: "gpu"  # the scripts ask, to unroll their loops
 jax.config.update("jax_default_matmul_precision", "float32")  # as the scripts run
@@ -161,8 +162,11 @@ def compile_iteration(script: str, lanes: int, config: Any) -> jax.stages.Compil
 
     keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((lanes,), jnp.uint32))
     state = jax.tree.map(place, jax.eval_shape(jax.vmap(algorithm.init), keys))
-    step = jax.jit(jax.vmap(algorithm.step, in_axes=(0, None)), donate_argnums=0)
-    return step.lower(state, place(jax.ShapeDtypeStruct((), jnp.int32))).compile()
+
+    def step(state, iteration):
+        return map_lanes(lambda lane: algorithm.step(lane, iteration), state)
+
+    return jax.jit(step, donate_argnums=0).lower(state, place(jax.ShapeDtypeStruct((), jnp.int32))).compile()
 
 
 def count_bytes(program: jax.stages.Compiled) -> int:
