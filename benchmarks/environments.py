@@ -35,7 +35,7 @@ def cpu_seconds(function) -> tuple:
 
 
 def speed(env: Environment, num_envs: int, seconds: float) -> tuple[float, float]:
-    """Env steps per CPU-second and CPU-seconds of compilation, in a program of one lane as the scripts run it."""
+    """Env steps per CPU-second and CPU-seconds of compilation, under `jax.vmap`, as several lanes run."""
     keys = jax.random.split(jax.random.key(0), (1, num_envs))
 
     def play(env_state, key, num_steps):

@@ -281,7 +281,8 @@ def train(pair: Pair, out: Path) -> dict[str, Any]:
     if pair.preset:
         train_command += ["--preset", pair.preset]
     train_command += to_flags(dict(pair.changes)) + ["--eval-sampled"] * pair.is_sampled
-    if (folder / "config.json").exists() and read(folder / "config.json")["config"] != settings(pair):
+    record = read(folder / "config.json") if (folder / "config.json").exists() else None
+    if record and (record["config"], record["options"]["eval_sampled"]) != (settings(pair), pair.is_sampled):
         sys.exit(f"{folder} was trained with other settings than the preset of today: remove it")
     begin = [*train_command, "--out", str(out), "--name", name]
     if not (folder / "timing.json").exists():
@@ -490,10 +491,10 @@ script, the one whose name follows the environment or else that without a name, 
 where `seeds` is less. Presets of GPU size have published settings, but for PPO's learning rate on Breakout. That, and
 the settings of all other presets of PPO and REPPO, of DQN on CartPole, and of all scripts on the MountainCars, bsuite,
 misc, and Brax' reacher, hopper and walker2d were chosen on seeds 1000 and up.
-Scores are greedy returns after training, over 100 whole episodes for each seed: the interquartile mean (IQM) over seeds
-with its 95 % bootstrap interval, the mean, the mean of the worst quarter of the seeds, and the worst seed. A seed has
-failed if it ends below half of the way from random actions to the IQM of its row: {} of {} seeds, without the rows of
-GPU.md and those that change a preset and have no bar.
+Scores are greedy returns after training, with sampled actions where the row says so, over 100 whole episodes for each
+seed: the interquartile mean (IQM) over seeds with its 95 % bootstrap interval, the mean, the mean of the worst quarter
+of the seeds, and the worst seed. A seed has failed if it ends below half of the way from random actions to the IQM of
+its row: {} of {} seeds, without the rows of GPU.md and those that change a preset and have no bar.
 Each script's name links to the raw file with the commands, the settings, the curve and the score of every seed,
 the commit, the versions and the machine. `time` is the whole training command for all seeds together, on one or two
 cores that often had other work, "not timed" where it was stopped; an "earlier program" may draw other random numbers
@@ -518,8 +519,8 @@ it; Brax a plot of its notebook; Craftax the paper."""
 GPU_SPEED = """\
 Cases of [speed.py](speed.py): env steps per second over all lanes, training included, medians of three runs. Runs of
 one program differ by at most 3 %, two machines of this kind by up to 15 %. At commit 91d5ca0, in TF32, PPO was slower
-than both peers, with 0.85 to 0.94 times PureJaxRL's speed: an iteration had 4,870 kernels then, and has 2,342 now
-([NOTES.md](NOTES.md#kernels-on-a-gpu))."""
+than both peers, with 0.85 to 0.94 times PureJaxRL's speed: an iteration had 4,870 kernels then, 2,230 in these rows,
+and has 2,342 now ([NOTES.md](NOTES.md#kernels-on-a-gpu))."""
 SHORT = (
     "script",
     "environment",
@@ -572,10 +573,10 @@ AGGREGATE = """\
 ## All environments with a published score
 
 The return is normalised, 0 for random actions (the mean of 1,000 episodes) and 1 for the best published number of the
-tables above and of GPU.md, whatever its env steps and protocol; rows with the preset `small`, of a tenth of the
-published env steps, are left out. The IQM is over the seeds of all environments of a
-script, which weigh the same. The last columns are the probability that a random seed of ours scores higher than the
-published number (ties: half), the mean over environments. Both have 95 % bootstrap intervals stratified by environment.
+tables above and of GPU.md, whatever its env steps and protocol; rows of a tenth of the published env steps are left
+out. The IQM is over the seeds of all environments of a script, which weigh the same. The last columns are the
+probability that a random seed of ours scores higher than the published number (ties: half), the mean over environments.
+Both have 95 % bootstrap intervals stratified by environment.
 
 | script | environments | IQM | 95 % interval | P(ours > published) | 95 % interval |
 |---|---|---|---|---|---|"""
@@ -674,7 +675,8 @@ def reached(scores: dict[str, float], goal: float | None) -> list[str]:
     """The cells of a goal: its value, and whether an IQM reaches it, rounded as the goals are."""
     if goal is None:
         return ["", ""]
-    if round(scores["iqm"], 1) >= goal:
+    decimals = max(1, len(f"{goal:g}".partition(".")[2]))
+    if round(scores["iqm"], decimals) >= goal:
         return [f"{goal:g}", "yes"]
     return [f"{goal:g}", "within" if scores["ci_high"] >= goal else "no"]
 
@@ -704,8 +706,7 @@ def gpu_report(raws: dict[Pair, dict[str, Any]]) -> str:
         "",
         *scores,
         "",
-        f"Not measured yet: {', '.join(missing)}.",
-        "",
+        *([f"Not measured yet: {', '.join(missing)}.", ""] if missing else []),
         "## Speed",
         "",
         GPU_SPEED,

@@ -78,12 +78,13 @@ def rejax(algo: str, lanes: int, settings: dict):
 
 
 def compile_train(train, lanes: int):
-    """Compile a function of a key for as many keys as there are lanes."""
+    """Compile a function of a key for as many keys as there are lanes; for one without the axis, as ours is."""
     import jax
     import numpy as np
 
     keys = jax.vmap(jax.random.PRNGKey)(np.arange(lanes))
-    program = jax.jit(jax.vmap(train)).lower(keys).compile()
+    function, keys = (jax.vmap(train), keys) if lanes > 1 else (train, keys[0])
+    program = jax.jit(function).lower(keys).compile()
     return lambda: jax.block_until_ready(program(keys))
 
 

@@ -93,7 +93,7 @@ class Counter:
         self.amount = settings["amount"]
 
     def init(self, key):
-        return {"sum": jax.random.uniform(key), "key": key}
+        return {"sum": jax.random.uniform(key), "key": key, "constant": 1}  # a Python number, as vmap takes them
 
     def step(self, state, iteration):
         return state | {"sum": state["sum"] + self.amount}, {"product": iteration * self.amount}
@@ -187,7 +187,8 @@ def test_the_number_of_devices_can_be_limited():
 # -- Several devices per lane ------------------------------------------------------------------------------------------
 
 
-def test_a_lane_on_two_devices_learns_as_on_one():
+@pytest.mark.parametrize("num_lanes", [1, 2])
+def test_a_lane_on_two_devices_learns_as_on_one(num_lanes):
     """The same State and metrics to rounding after an iteration, for half of the arithmetic on each device."""
     import ppo
 
@@ -196,16 +197,16 @@ def test_a_lane_on_two_devices_learns_as_on_one():
     config = small_config("ppo", num_envs=8, hidden_sizes=(32,), num_minibatches=4)
     algorithm, flops, ends = ppo.make(config), [], []
     for devices_per_lane in (1, 2):
-        lanes = make_placement(2, devices_per_lane, devices_per_lane, num_envs=8)
-        keys = lanes.place(jax.vmap(jax.random.key)(np.arange(2)))
+        lanes = make_placement(num_lanes, devices_per_lane, devices_per_lane, num_envs=8)
+        keys = lanes.place(jax.vmap(jax.random.key)(np.arange(num_lanes)))
         with jax.numpy_rank_promotion("allow"):  # distrax needs it
             state = compile_init(lambda settings: algorithm, lanes, {})({}, keys)
             segment = compile_segment(lambda settings: algorithm, lanes, {}, state, capacity=2)
-        assert state.obs.addressable_shards[0].data.shape[:2] == (2, 8 // devices_per_lane)
+        assert state.obs.addressable_shards[0].data.shape[:2] == (num_lanes, 8 // devices_per_lane)
         assert jax.tree.leaves(state.params)[0].is_fully_replicated
         flops.append(segment.cost_analysis()["flops"])
         state, metrics = segment({}, state, np.int32(0), np.int32(1))
-        ends.append(named_leaves(to_host((state, metrics), 2)))
+        ends.append(named_leaves(to_host((state, metrics), num_lanes)))
     assert flops[1] < 0.6 * flops[0]
     for name, x in ends[0].items():
         np.testing.assert_allclose(ends[1][name], x, rtol=1e-4, atol=1e-5, err_msg=name)

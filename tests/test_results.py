@@ -280,7 +280,9 @@ def catch(tmp_path, monkeypatch):
     def call(command):
         commands.append(command)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps({"config": results.settings(pair), "git_commit": ""}))
+        options = {"eval_sampled": "--eval-sampled" in commands[0]}
+        record = {"config": results.settings(pair), "options": options, "git_commit": ""}
+        (folder / "config.json").write_text(json.dumps(record))
         (folder / "summary.json").write_text(json.dumps(summary | {"timing": {"wall_seconds": len(commands)}}))
         np.savez(folder / "metrics.npz", eval_env_steps=[0, 9], eval_episode_return=[[0.0, 0.5], [0.0, 1.0]])
 
@@ -310,6 +312,20 @@ def test_training_that_was_stopped_is_not_timed(catch, tmp_path):
         assert results.train(pair, tmp_path)["timing"] == {}
     assert results.cells(pair, timed, results.FOLDER)["time"] == "1 s"
     assert results.cells(pair, timed | {"timing": {}}, results.FOLDER)["time"] == "not timed"
+
+
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_scores_of_sampled_and_of_greedy_actions_are_not_mixed(catch, tmp_path, is_sampled):
+    pair, other = (results.replace(catch[0], is_sampled=x) for x in (is_sampled, not is_sampled))
+    row = results.cells(pair, results.train(pair, tmp_path), results.FOLDER)
+    assert row["environment"] == "Catch-bsuite" + ", sampled actions" * is_sampled
+    with pytest.raises(SystemExit, match="with other settings"):
+        results.train(other, tmp_path)
+
+
+@pytest.mark.parametrize(("iqm", "goal", "is_reached"), [(4.951, 4.97, "no"), (4.966, 4.97, "yes"), (9.96, 10, "yes")])
+def test_a_score_is_rounded_as_its_goal_is(iqm, goal, is_reached):
+    assert results.reached({"iqm": iqm, "ci_high": iqm}, goal) == [f"{goal:g}", is_reached]
 
 
 @pytest.mark.slow

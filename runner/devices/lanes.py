@@ -1,8 +1,8 @@
 """Placement of lanes on devices, and the compiled programs that train them.
 
-A lane is one seed of one setting. Lanes are the leading axis of every array and never exchange anything. With
---devices-per-lane N each lives on N devices, which split its environments and its minibatches: there XLA divides the
-program of the lane, and puts in what its devices have to exchange.
+A lane is one seed of one setting. Lanes are the first axis of every array between programs, and never exchange
+anything. With --devices-per-lane N each lives on N devices, which split its environments and its minibatches: there XLA
+divides the program of the lane, and puts in what its devices have to exchange.
 """
 
 from collections.abc import Callable
@@ -88,11 +88,12 @@ class Placement(NamedTuple):
 
 
 def map_lanes(function: Callable, lanes: Any) -> Any:
-    """`jax.vmap` of a function of one lane. A single lane loses its axis: XLA's programs for a CPU are up to twice as
-    fast without it (benchmarks/NOTES.md)."""
+    """`jax.vmap` of a function of one lane. A single lane loses its axis: on a CPU XLA's programs with LayerNorm are
+    twice as fast without it (benchmarks/NOTES.md)."""
     if len(jax.tree.leaves(lanes)[0]) > 1:
         return jax.vmap(function)(lanes)
-    return jax.tree.map(lambda x: x[None], function(jax.tree.map(lambda x: x[0], lanes)))
+    results = function(jax.tree.map(lambda x: x[0], lanes))
+    return jax.tree.map(lambda x: jnp.expand_dims(x, 0), results)  # x may be a Python number
 
 
 def to_host(tree: Any, num_lanes: int) -> Any:
