@@ -519,8 +519,8 @@ it; Brax a plot of its notebook; Craftax the paper."""
 GPU_SPEED = """\
 Cases of [speed.py](speed.py): env steps per second over all lanes, training included, medians of three runs. Runs of
 one program differ by at most 3 %, two machines of this kind by up to 15 %. At commit 91d5ca0, in TF32, PPO was slower
-than both peers, with 0.85 to 0.94 times PureJaxRL's speed: an iteration had 4,870 kernels then, 2,230 in these rows,
-and has 2,342 now ([NOTES.md](NOTES.md#kernels-on-a-gpu))."""
+than both peers, with 0.85 to 0.94 times PureJaxRL's speed: an iteration had 4,870 kernels then, and has 2,342 now
+([NOTES.md](NOTES.md#kernels-on-a-gpu))."""
 SHORT = (
     "script",
     "environment",
