@@ -118,6 +118,20 @@ HEADLINE, GPU, OPTIONS = "Classic control", "Presets of GPU size", "Options"
 CHAIN = (("total_timesteps", 100_000), ("num_envs", 16), ("num_steps", 64), ("learning_rate", 2.5e-3))
 HIDDEN = (*CHAIN[1:], ("total_timesteps", 200_000), ("normalize_obs", True), ("normalize_reward", True))
 CRAFTAX = "craftax/Craftax-Symbolic-v1"
+MINATAR = {  # the published scores are PPO's
+    "Asterix-MinAtar": "15.0 (OPEN), 17.8 (blines), at 10M",
+    "Breakout-MinAtar": "50.1 (OPEN), 43.4 (blines), at 10M",
+    "Freeway-MinAtar": "61.8 (OPEN), 58.8 (blines), at 10M",
+    "SpaceInvaders-MinAtar": "167 (OPEN), 132 (blines), at 10M",
+    "Seaquest-MinAtar": "none",
+}
+
+
+def minatar(script: str, preset: str = "") -> list[Pair]:
+    """The five games."""
+    return [Pair(script, env, None, published, 5, preset) for env, published in MINATAR.items()]
+
+
 # Zoo: RL Baselines3 Zoo, one agent, deterministic evaluation. SLM: SLM-Lab 5, 4 seeds, training return.
 # blines: gymnax-blines, 1 seed, 164 rollouts with sampled actions. OPEN: PPO with tuned Adam, by which
 # rl-learned-optimization normalises. The others: REMARKS and GPU_SCORES.
@@ -137,16 +151,8 @@ FAMILIES = {
         Pair("td3", "MountainCarContinuous-v0", 94.0, "93.5 at 300k (Zoo, Ornstein-Uhlenbeck noise)", best=93.5),
     ],
     "MinAtar, as gymnax has it": [
-        Pair("ppo", "Asterix-MinAtar", None, "15.0 (OPEN), 17.8 (blines), at 10M", 5, "small"),
-        Pair("ppo", "Breakout-MinAtar", None, "50.1 (OPEN), 43.4 (blines), at 10M", 5, "small"),
-        Pair("ppo", "Freeway-MinAtar", None, "61.8 (OPEN), 58.8 (blines), at 10M", 5, "small"),
-        Pair("ppo", "SpaceInvaders-MinAtar", None, "167 (OPEN), 132 (blines), at 10M", 5, "small"),
-        Pair("ppo", "Seaquest-MinAtar", num_seeds=5, preset="small"),
-        Pair("dqn", "Asterix-MinAtar", num_seeds=5),
-        Pair("dqn", "Breakout-MinAtar", num_seeds=5),
-        Pair("dqn", "Freeway-MinAtar", num_seeds=5),
-        Pair("dqn", "SpaceInvaders-MinAtar", num_seeds=5),
-        Pair("dqn", "Seaquest-MinAtar", num_seeds=5),
+        *minatar("ppo", "small"),
+        *minatar("dqn"),
     ],
     "bsuite and misc, as gymnax has them": [
         Pair("ppo", "Catch-bsuite"),
@@ -191,20 +197,12 @@ FAMILIES = {
             "categorical_dqn", "Acrobot-v1", -77.0, "-69.1 at 100k (Zoo, QR-DQN); -86.7 at 500k (CleanRL)", best=-69.1
         ),
         Pair("categorical_dqn", "MountainCar-v0", -102.0, "-106.0 at 120k (Zoo, QR-DQN)", best=-106.0),
-        Pair("categorical_dqn", "Asterix-MinAtar", num_seeds=5),
-        Pair("categorical_dqn", "Breakout-MinAtar", num_seeds=5),
-        Pair("categorical_dqn", "Freeway-MinAtar", num_seeds=5),
-        Pair("categorical_dqn", "SpaceInvaders-MinAtar", num_seeds=5),
-        Pair("categorical_dqn", "Seaquest-MinAtar", num_seeds=5),
+        *minatar("categorical_dqn"),
         Pair("categorical_dqn", "Catch-bsuite"),
         Pair("categorical_dqn", "DeepSea-bsuite"),
         Pair("pqn", "CartPole-v1", 475.0, "495.1 at 500k (CleanRL)", best=495.1),
         Pair("pqn", "Acrobot-v1", -85.0, "-95.6 at 500k (CleanRL)", best=-95.6),
-        Pair("pqn", "Asterix-MinAtar", num_seeds=5, preset="small"),
-        Pair("pqn", "Breakout-MinAtar", num_seeds=5, preset="small"),
-        Pair("pqn", "Freeway-MinAtar", num_seeds=5, preset="small"),
-        Pair("pqn", "SpaceInvaders-MinAtar", num_seeds=5, preset="small"),
-        Pair("pqn", "Seaquest-MinAtar", num_seeds=5, preset="small"),
+        *minatar("pqn", "small"),
         Pair("reppo", "Pendulum-v1", -150.0),
         Pair("reppo", "brax/inverted_pendulum", 1000.0, num_seeds=5),
         Pair("reppo", "brax/hopper:backend=spring", 1440.0, num_seeds=5, preset="small"),
@@ -220,6 +218,7 @@ FAMILIES = {
         Pair("ppo", "navix/Navix-Empty-5x5-v0", num_seeds=5),
         Pair("ppo", "xminigrid/MiniGrid-Empty-5x5", num_seeds=5),
         Pair("ppo", "pgx/minatar-breakout", num_seeds=5, preset="small"),
+        Pair("ppo", CRAFTAX, None, "4.97 at 1M (Craftax-1M)", 5, "small", 4.97, is_sampled=True),
     ],
     OPTIONS: [  # an option switched on that the preset does not have, or off that it has
         Pair("ppo", "Acrobot-v1", changes=(("layer_norm", False),)),
@@ -238,13 +237,12 @@ FAMILIES = {
         Pair("ppo", "brax/ant:backend=positional", None, "about 5,850 at 25M (Brax)", 3),
         Pair("reppo", "playground/CheetahRun", None, "930 (REPPO)", 3),
         Pair("ppo", "craftax/Craftax-Classic-Symbolic-v1", None, "90 % of the optimum at 1,000M (Craftax)", 3),
-        Pair("ppo", CRAFTAX, None, "4.97 at 1M (Craftax-1M)", 10, "small", 4.97, is_sampled=True),
-        Pair("ppo_rnn", CRAFTAX, None, "5.20 at 1M (Craftax-1M)", 10, "small", 5.20, is_sampled=True),
-        Pair("ppo_rnn", CRAFTAX, None, "5.20 at 1M (Craftax-1M)", 10, "small", 5.20, (("cell", "lstm"),), True),
-        Pair("ppo", "Asterix-MinAtar", None, "15.0 (OPEN), 17.8 (blines), at 10M", best=17.8),
-        Pair("ppo", "Breakout-MinAtar", None, "50.1 (OPEN), 43.4 (blines), at 10M", best=50.1),
-        Pair("ppo", "Freeway-MinAtar", None, "61.8 (OPEN), 58.8 (blines), at 10M", best=61.8),
-        Pair("ppo", "SpaceInvaders-MinAtar", None, "167 (OPEN), 132 (blines), at 10M", best=167.0),
+        Pair("ppo_rnn", CRAFTAX, None, "5.20 at 1M (Craftax-1M)", 5, "small", 5.20, is_sampled=True),
+        Pair("ppo_rnn", CRAFTAX, None, "5.20 at 1M (Craftax-1M)", 5, "small", 5.20, (("cell", "lstm"),), True),
+        Pair("ppo", "Asterix-MinAtar", None, MINATAR["Asterix-MinAtar"], best=17.8),
+        Pair("ppo", "Breakout-MinAtar", None, MINATAR["Breakout-MinAtar"], best=50.1),
+        Pair("ppo", "Freeway-MinAtar", None, MINATAR["Freeway-MinAtar"], best=61.8),
+        Pair("ppo", "SpaceInvaders-MinAtar", None, MINATAR["SpaceInvaders-MinAtar"], best=167.0),
         Pair("ppo", "Seaquest-MinAtar"),
     ],
 }
