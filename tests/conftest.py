@@ -9,10 +9,11 @@ import shutil
 import hypothesis
 import jax
 import pytest
-from helpers import ENVS, execute, keep_programs, path_of, small_run
+from helpers import ENVS, execute, keep_evaluations, keep_programs, path_of, small_run
 
 import common  # noqa: F401  # before any test imports gymnax: it sets the number of CPU devices
 import runner.devices.programs
+from runner.devices.programs import Programs
 
 jax.config.update("jax_numpy_rank_promotion", "raise")  # a [B, 1] against a [B] is a mistake, not a matrix
 jax.config.update("jax_default_matmul_precision", "float32")  # as numpy computes; the default of a GPU is TF32
@@ -29,6 +30,7 @@ os.environ.setdefault("XLA_FLAGS", " ".join(f"--xla_{flag}" for flag in FLAGS))
 
 runner.devices.programs.compile_segment = keep_programs(runner.devices.programs.compile_segment)
 runner.devices.programs.compile_init = keep_programs(runner.devices.programs.compile_init)
+Programs._compile_evaluation = keep_evaluations(Programs._compile_evaluation)
 
 
 def pytest_configure(config):

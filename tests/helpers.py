@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import io
 import logging
@@ -16,6 +17,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import jax
@@ -24,7 +26,8 @@ import pytest
 
 from common.environment import clear_episodes
 from common.presets import read_presets
-from runner.devices import lanes
+from runner.devices import lanes, programs
+from runner.experiment import Experiment
 from runner.files import checkpoint, store
 from runner.files.record import read_config, read_record
 from runner.main import run
@@ -228,17 +231,33 @@ def keep_programs(compile: Callable) -> Callable:
     """
 
     def compile_once(make_lane, *rest):
-        experiment = make_lane.__self__
-        if experiment.config.env not in ("CartPole-v1", "Pendulum-v1"):
-            return compile(make_lane, *rest)
-        limits = lanes.CACHED_LANES, lanes.COPIED_BYTES
-        modes = jax.default_backend(), *sorted((name, str(value)) for name, value in jax.config.values.items())
-        key = compile, experiment.make, experiment.config, limits, modes, str(rest)
-        if key not in PROGRAMS:
-            PROGRAMS[key] = compile(make_lane, *rest)
-        return PROGRAMS[key]
+        return kept(make_lane.__self__, (compile, str(rest)), lambda: compile(make_lane, *rest))
 
     return compile_once
+
+
+def keep_evaluations(compile: Callable) -> Callable:
+    """The same for `compile(programs)`, the evaluation of a run."""
+
+    def compile_once(self):
+        options, called = self.experiment.options, (programs.evaluate, programs.share_of_memory)  # tests replace them
+        chosen = options.eval_episodes, options.eval_max_steps, options.eval_sampled
+        inputs = str((self.placement, self.settings, self.state))
+        return kept(self.experiment, (compile, called, chosen, inputs), lambda: compile(self))
+
+    return compile_once
+
+
+def kept(experiment: Experiment, details: tuple, compile: Callable) -> Any:
+    """A program of an experiment, compiled unless it is in PROGRAMS."""
+    if experiment.config.env not in ("CartPole-v1", "Pendulum-v1"):
+        return compile()
+    limits = lanes.CACHED_LANES, lanes.COPIED_BYTES
+    modes = jax.default_backend(), *sorted((name, str(value)) for name, value in jax.config.values.items())
+    key = experiment.make, experiment.config, limits, modes, details
+    if key not in PROGRAMS:
+        PROGRAMS[key] = compile()
+    return PROGRAMS[key]
 
 
 def call(script: str, *arguments: str, pictures: bool = False) -> Result:
@@ -303,11 +322,16 @@ def saved_state(directory: Path) -> tuple[int, dict[str, np.ndarray]]:
     """The iteration of a run's checkpoint, and each leaf of the State of all its lanes by its name."""
     record = read_record(directory)
     module = importlib.import_module(record.algorithm)
-    algorithm = module.make(read_config(record, module.Config))
-    keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((record.parts[-1].stop,), "uint32"))
-    abstract_state = jax.eval_shape(jax.vmap(algorithm.init), keys)
+    state = abstract_state(module, read_config(record, module.Config), record.parts[-1].stop)
     path = directory / store.CHECKPOINT
-    return checkpoint.read_iteration(path), named_leaves(checkpoint.restore(path, abstract_state))
+    return checkpoint.read_iteration(path), named_leaves(checkpoint.restore(path, state))
+
+
+@functools.cache
+def abstract_state(module: Any, config: Any, num_lanes: int) -> Any:
+    """Shapes and dtypes of the State of all lanes."""
+    keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((num_lanes,), "uint32"))
+    return jax.eval_shape(jax.vmap(module.make(config).init), keys)
 
 
 def named_leaves(state) -> dict[str, np.ndarray]:

@@ -2,7 +2,6 @@
 
 Rooms     tables: what a room pays for each of two actions, what follows, and how an episode ends.
 Targets   the reward is highest at one action, which depends on the observation.
-Smoothing the value of its first step tells the variance of the action at the second.
 Recorder  random observations, rewards and ends; its state remembers what happened, so a test can replay a rollout.
 """
 
@@ -148,26 +147,6 @@ class Targets(Probe):
         return jax.nn.one_hot(state.number, 2), state, -(distance**2).sum(), jnp.bool_(True), {}
 
 
-@struct.dataclass
-class SmoothingState:
-    step: jax.Array
-    truncated: jax.Array
-
-
-class Smoothing(Probe):
-    """Two steps: the first pays nothing, the second minus the squared action."""
-
-    action, obs_shape = UNIT_BOX, (2,)
-
-    def reset_env(self, key, params):
-        return jax.nn.one_hot(0, 2), SmoothingState(jnp.int32(0), jnp.bool_(False))
-
-    def step_env(self, key, state, action, params):
-        reward = -jnp.where(state.step == 1, jnp.reshape(action, ()) ** 2, 0.0)
-        following = state.replace(step=state.step + 1)
-        return jax.nn.one_hot(1, 2), following, reward, following.step == 2, {}
-
-
 # -- Recorder ----------------------------------------------------------------------------------------------------------
 
 
@@ -281,7 +260,6 @@ FACTORIES = {
     "Probe-Bool": lambda: Rooms(VALUES, dtype=bool),
     "Probe-Bool-Continuous": lambda: Rooms(VALUES, continuous=True, dtype=bool),
     "Probe-Targets": Targets,
-    "Probe-Smoothing": Smoothing,
     "Probe-Recorder": lambda: Recorder(spaces.Discrete(3), capacity=64),
     "Probe-Recorder-Continuous": lambda: Recorder(TWO_DIMENSIONS, capacity=64),
     "Probe-Recorder-Pair": lambda: Recorder(UNIT_BOX, capacity=2, ends=False),

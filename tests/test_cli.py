@@ -112,23 +112,26 @@ def test_help_fits_a_narrow_terminal(script, monkeypatch):
 # -- Presets -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_every_preset_is_taken_by_its_name(script):
-    assert presets(script)
-    for env, preset in presets(script).items():
+def some_presets(script):
+    """Of an environment of gymnax and one of another suite."""
+    return dict({"/" in env: (env, preset) for env, preset in presets(script).items()}.values())
+
+
+def test_a_preset_is_the_default_of_its_environment(script):
+    for env, preset in some_presets(script).items():
         for words in (["--env", env], [f"--env={env}"]):
             config, _ = parsed(script, *words)
             assert config == preset
 
 
 def test_options_of_an_environment_keep_its_preset(script):
-    for env, preset in presets(script).items():
+    for env, preset in some_presets(script).items():
         config, _ = parsed(script, "--env", f"{env}:max_episode_steps=7")
         assert config == dataclasses.replace(preset, env=f"{env}:max_episode_steps=7")
 
 
 def test_the_suite_gymnax_may_be_named(script):
-    for env, preset in presets(script).items():
+    for env, preset in some_presets(script).items():
         if "/" not in env:
             assert parsed(script, "--env", f"gymnax/{env}")[0] == preset
             config, _ = parsed(script, "--env", f"gymnax/{env}:max_episode_steps=7")

@@ -39,21 +39,15 @@ def test_an_output_that_is_not_a_number_shows_in_the_mean():
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_an_iteration_with_unrolled_loops_is_the_same(script, monkeypatch):
+def test_short_loops_of_an_iteration_are_unrolled_on_a_gpu(script, monkeypatch):
     assert gpu_unroll() == 1
     changes = {"num_steps": UNROLL} if script == "ppo" else {}
     config = small_config(script, 2, env=ENVS[script][0], **changes)
-    states = []
+    num_loops = []
     for backend in ("cpu", "gpu"):
         monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
         algorithm = importlib.import_module(script).make(config)
-        step = jax.jit(algorithm.step)
-        state = jax.jit(algorithm.init)(jax.random.key(0))
-        states.append((step.lower(state, 0).as_text().count("stablehlo.while"), *step(state, 0)))
+        state = jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0))
+        num_loops.append(jax.jit(algorithm.step).lower(state, 0).as_text().count("stablehlo.while"))
     assert gpu_unroll() == UNROLL > 1
-    (num_loops, *expected), (num_left, *actual) = states
-    assert num_left < num_loops, "a loop of at most UNROLL rounds is none when it is unrolled"
-    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
-    for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        x, y = (jax.random.key_data(z) if is_key(z) else z for z in (x, y))
-        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+    assert num_loops[1] < num_loops[0], "a loop of at most UNROLL rounds is none when it is unrolled"

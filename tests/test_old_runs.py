@@ -113,9 +113,7 @@ def test_loaded_and_drawn(run, edit, capsys):
     assert (run.parent / "episode.gif").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("edit", [lambda _: None, as_of_another_version, with_a_recipe])
-def test_compared(run, edit):
-    change(run, edit)
+def test_compared(run):
     result = capture(compare.main, "compare", str(run), str(shutil.copytree(OLD, run.parent / "again")))
     assert (result.status, result.stderr) == (0, ""), result
     assert "P(A > B)" in result.stdout

@@ -53,10 +53,6 @@ def test_bad_settings(script, changes, words, folder):
     ("words", "message"),
     [
         (["--learning-rate", "nan"], "learning_rate must be finite as a float32 (at most 3.4e38), not nan"),
-        (["--learning-rate", "1e39"], "learning_rate must be finite as a float32 (at most 3.4e38), not 1e+39"),
-        (["--learning-rate=-1e-3"], "learning_rate must be at least 0, not -0.001"),
-        (["--gamma", "1.5"], "gamma must be between 0 and 1, not 1.5"),
-        (["--clip-eps=-0.2"], "clip_eps must be above 0, not -0.2"),
         (["--sweep", "reward-scale=1,2", "--normalize-reward"], "reward_scale must be 1 if normalize_reward, which"),
         (["--sweep", "gamma=0.9,1.5"], "--sweep gamma must be between 0 and 1, not 1.5"),
         (["--sweep", "gamma=0.9,0.95", "--gamma", "0.5"], "--gamma is also swept"),

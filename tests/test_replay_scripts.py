@@ -143,8 +143,7 @@ def count(opt_state):
     return int(next(x for x in jax.tree.leaves(opt_state) if x.dtype == jnp.int32 and x.ndim == 0))
 
 
-@pytest.mark.parametrize("num_envs", [1, 4, 8])
-@pytest.mark.parametrize("script", ["dqn", "sac", "td3"])
+@pytest.mark.parametrize(("script", "num_envs"), [("dqn", 1), ("dqn", 4), ("dqn", 8), ("sac", 8), ("td3", 1)])
 def test_updates_are_those_that_are_promised(script, num_envs):
     """The optimizer's own count, the rows of the buffer, and DQN's target: synchronised when it is due."""
     config = replace(CONFIGS[script], num_envs=num_envs, train_interval=4, gradient_steps=2)
@@ -175,7 +174,7 @@ PRIME = 1_000_003  # rows of a buffer, a number that nothing else in the program
 
 @pytest.mark.parametrize(
     ("script", "num_envs", "num_seeds", "n_step"),
-    [("sac", 1, 1, 1), ("sac", 1, 3, 1), ("dqn", 2, 1, 1), ("td3", 1, 1, 1), ("td3", 1, 2, 3)],
+    [("sac", 1, 1, 1), ("dqn", 2, 1, 1), ("td3", 1, 2, 3)],
 )
 def test_the_loop_works_on_the_buffer_in_place(script, num_envs, num_seeds, n_step):
     """The compiled program of a segment has no copy of a buffer, and needs less memory than its smallest array has.

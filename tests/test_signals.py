@@ -26,7 +26,9 @@ import runner.training
 pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("script", "number"), [("ppo", signal.SIGINT), ("dqn", signal.SIGTERM)], indirect=["script"], scope="module"
+)
 def test_a_signal_ends_a_run_after_its_segment(script, undisturbed, monkeypatch, number):
     def append_metrics(metrics, records):
         metrics = append(metrics, records)
@@ -61,6 +63,7 @@ def test_a_signal_ends_a_run_after_its_segment(script, undisturbed, monkeypatch,
     assert run_differences(directory, undisturbed[2]) == []
 
 
+@one
 def test_a_signal_from_outside(script, folder):
     directory = folder / directory_of(script, "stopped")
     with Process(path_of(script), *small_run(script, name="stopped"), *OFTEN, cwd=folder) as process:

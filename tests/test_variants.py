@@ -1,7 +1,6 @@
 """The variants: what they add to the script they are made from. Pieces that they share with it: test_alike.py."""
 
 import json
-import os
 from dataclasses import replace
 from functools import cache, partial
 
@@ -17,11 +16,9 @@ import pytest
 import reppo
 import sac_discrete
 from flax import struct
-from helpers import ENVS, ROOT, call, capture, execute, flags, run_differences, small_run
+from helpers import ROOT, call, execute, small_run
 from test_scripts import BUILT, assert_float32, data, exempt_dependencies, few_objects, modes  # noqa: F401  # fixtures
 
-import ppo
-from runner import render
 from runner.files.load import load
 
 probes.register()
@@ -267,13 +264,6 @@ def test_values_are_remembered_and_a_time_limit_is_not_an_end():
         np.testing.assert_allclose(values, [VALUES] * NUM_SEEDS, atol=0.5)
 
 
-def test_without_a_memory_later_values_are_lost():
-    """The negative control: an observation of 0 has one value, so that 1 and -1 differ by their own reward alone."""
-    first, second, _ = signal_values(ppo)
-    np.testing.assert_array_equal(second, second[:, :1].repeat(4, axis=1))
-    assert np.abs(first[:, 0] - first[:, 1]).max() < 0.4 * (VALUES[0] - VALUES[1])
-
-
 def evaluated(script, folder, **changes):
     """Greedy returns of the seeds of a run of the whole command."""
     arguments = small_run(script, **changes, out=str(folder), name="run", eval_episodes=32)
@@ -320,10 +310,8 @@ ROOMS = [
     probes.Room(reward=SECOND, limit=2, start=False),
     probes.Room(reward=(1.0, -1.0)),
 ]
-FREE = [probes.Room(reward=(0.0, 0.0))]
-for name, rooms in {"Probe-Soft": ROOMS, "Probe-Free": FREE}.items():
-    if name not in gymnax.registered_envs:
-        gymnax.register(name, lambda rooms=rooms: probes.Rooms(rooms))
+if "Probe-Soft" not in gymnax.registered_envs:
+    gymnax.register("Probe-Soft", lambda: probes.Rooms(ROOMS))
 SOFT = sac_discrete.Config(
     "Probe-Soft",
     total_timesteps=12_800,
@@ -386,16 +374,6 @@ def test_the_temperature_brings_the_entropy_to_its_target():
         np.testing.assert_allclose(metrics["alpha"][i], 1 / np.log(best / (1 - best)), rtol=0.15)
 
 
-def test_without_rewards_the_policy_stays_uniform():
-    """No temperature makes the entropy smaller, so a lower target lets alpha fall, and the highest one does not."""
-    config = replace(SOFT, env="Probe-Free", alpha_learning_rate=0.01)
-    settings = tuple((("target_entropy", target),) for target in (0.5, 1.0))
-    _, _, metrics = trained(sac_discrete, config, settings)
-    np.testing.assert_allclose(metrics["entropy"], np.log(2), atol=0.05)
-    assert (metrics["alpha"][0] < 0.05).all()
-    assert (metrics["alpha"][1] > 1).all()
-
-
 def test_a_time_limit_is_not_an_end():
     """Reward 1 for ever, a uniform policy of entropy log 2; where the limit is an end, the one-step fixed point."""
     algorithm, state, _ = trained(sac_discrete, replace(SOFT, env="Probe-Limits"), ((("alpha", 0.3),),))
@@ -444,28 +422,6 @@ def test_no_nan_is_computed_on_the_way(variant):
 @each_variant
 def test_parameters_and_metrics_are_float32_where_x64_is_on(variant):
     assert_float32(VARIANTS[variant].make_train(short_config(variant)))
-
-
-def test_a_resumed_memory_is_that_without_the_interruption(folder):
-    """A run of 20 iterations that is resumed to 40, without a schedule that follows the length."""
-    options = {"out": str(folder), "eval_episodes": 0, "anneal_learning_rate": False}
-    for iterations, name in ((40, "whole"), (20, "resumed")):
-        assert call("ppo_rnn", *small_run("ppo_rnn", iterations, **options, name=name)).status == 0
-    directory = folder / "ppo_rnn" / ENVS["ppo_rnn"][0]
-    config = load(directory / "whole")[0]
-    assert run_differences(directory / "whole", directory / "resumed") != []
-    result = call("ppo_rnn", "--resume", str(directory / "resumed"), *flags(total_timesteps=config.total_timesteps))
-    assert result.status == 0, result
-    assert run_differences(directory / "whole", directory / "resumed") == []
-
-
-def test_a_policy_with_a_memory_can_be_drawn(folder):
-    result = call("ppo_rnn", *small_run("ppo_rnn", 1, out="runs", name="drawn", num_seeds=1))
-    assert result.status == 0, result
-    run = folder / "runs" / "ppo_rnn" / ENVS["ppo_rnn"][0] / "drawn"
-    result = capture(render.main, "render", str(run), *flags(out="episode.gif", max_steps=3))
-    assert (result.status, result.stderr) == (0, ""), result
-    assert os.path.getsize("episode.gif") > 0
 
 
 @each_variant
