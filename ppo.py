@@ -118,7 +118,7 @@ class Actor(nn.Module):
         if self.is_discrete:
             return distrax.Categorical(logits=forbid_illegal(x, obs))
         log_std = self.param("log_std", nn.initializers.zeros, (self.num_outputs,), jnp.float32)
-        std = jnp.exp(clip_inward(log_std, -20.0, 2.0))  # out there jnp.clip has no gradient
+        std = jnp.exp(clip_inward(log_std, -20.0, 2.0))  # outside, jnp.clip has no gradient
         std = jnp.broadcast_to(std, x.shape)  # distrax would leave it without the batch axes
         return distrax.MultivariateNormalDiag(x, std)
 

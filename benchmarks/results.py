@@ -498,8 +498,7 @@ of the seeds, and the worst seed. A seed has failed if it ends below half of the
 its row: {} of {} seeds, without the rows of GPU.md and those that change a preset and have no bar.
 Each script's name links to the raw file with the commands, the settings, the curve and the score of every seed,
 the commit, the versions and the machine. `time` is the whole training command for all seeds together, on one or two
-cores that often had other work, "not timed" where it was stopped; an "earlier program" may draw other random numbers
-than today's.
+cores that often had other work, "not timed" where it was stopped.
 
 The published numbers follow other protocols: Zoo is one agent with deterministic evaluation (RL Baselines3 Zoo), SLM
 the training return of 4 seeds (SLM-Lab 5), blines one seed with sampled actions (gymnax-blines), and OPEN the PPO by
@@ -534,8 +533,8 @@ SHORT = (
 REMARKS = {
     "MinAtar, as gymnax has it": """\
 No sticky actions, the fewest actions, and at most 1,000 steps in an episode (Freeway 2,500): not the MinAtar of Young &
-Tian (2019). The published scores take ten times the steps, as does PPO's preset without a name; in 1M, `small` makes
-four times as many updates per env step.""",
+Tian (2019). The published scores are PPO's and take ten times the steps, as does PPO's preset without a name; in 1M,
+`small` makes four times as many updates per env step.""",
     "Variants": """\
 CleanRL's numbers are training returns of three seeds. MinAtar stands beside DQN's rows above: the same steps, the same
 seeds. `ppo.py`, which has no memory, stands beside recurrent PPO with the same settings where one observation does not

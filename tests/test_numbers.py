@@ -38,7 +38,7 @@ SENTENCES = {  # page -> [row of it -> a sentence, for each row]
     "docs/pqn.md": [
         ("pqn-CartPole-v1", lambda x: f"On CartPole-v1 {x.below(475)} ends below 475"),
         ("pqn-Asterix-MinAtar-small", lambda x: f"on Asterix ({x.iqm:.1f} and"),
-        ("dqn-Asterix-MinAtar", lambda x: f" {x.iqm:.1f}) and on"),
+        ("dqn-Asterix-MinAtar", lambda x: f" {x.iqm:.1f}) and"),
         ("pqn-Freeway-MinAtar-small", lambda x: f"on Freeway ({x.iqm:.1f} and"),
         ("dqn-Freeway-MinAtar", lambda x: f" {x.iqm:.1f}), about"),
         ("pqn-SpaceInvaders-MinAtar-small", lambda x: f"on SpaceInvaders ({x.iqm:.1f} and"),
