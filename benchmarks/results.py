@@ -118,11 +118,11 @@ HEADLINE, GPU, OPTIONS = "Classic control", "Presets of GPU size", "Options"
 CHAIN = (("total_timesteps", 100_000), ("num_envs", 16), ("num_steps", 64), ("learning_rate", 2.5e-3))
 HIDDEN = (*CHAIN[1:], ("total_timesteps", 200_000), ("normalize_obs", True), ("normalize_reward", True))
 CRAFTAX = "craftax/Craftax-Symbolic-v1"
-MINATAR = {  # the published scores are PPO's
-    "Asterix-MinAtar": "15.0 (OPEN), 17.8 (blines), at 10M",
-    "Breakout-MinAtar": "50.1 (OPEN), 43.4 (blines), at 10M",
-    "Freeway-MinAtar": "61.8 (OPEN), 58.8 (blines), at 10M",
-    "SpaceInvaders-MinAtar": "167 (OPEN), 132 (blines), at 10M",
+MINATAR = {
+    "Asterix-MinAtar": "PPO 15.0 (OPEN), 17.8 (blines), at 10M",
+    "Breakout-MinAtar": "PPO 50.1 (OPEN), 43.4 (blines), at 10M",
+    "Freeway-MinAtar": "PPO 61.8 (OPEN), 58.8 (blines), at 10M",
+    "SpaceInvaders-MinAtar": "PPO 167 (OPEN), 132 (blines), at 10M",
     "Seaquest-MinAtar": "none",
 }
 
@@ -490,8 +490,9 @@ INTRODUCTION = """\
 Made by `python benchmarks/results.py`; `--only <script>/<environment>` repeats a row. Each row is a preset of the
 script, the one whose name follows the environment or else that without a name, on seeds 0 to 19, or on the first ones
 where `seeds` is less. Presets of GPU size have published settings, but for PPO's learning rate on Breakout. That, and
-the settings of all other presets of PPO and REPPO, of DQN on CartPole, and of all scripts on the MountainCars, bsuite,
-misc, and Brax' reacher, hopper and walker2d were chosen on seeds 1000 and up.
+the settings of all other presets of PPO and REPPO, of DQN and discrete SAC on CartPole, of PQN on Asterix, Freeway and
+Seaquest, and of all scripts on the MountainCars, bsuite, misc, and Brax' reacher, hopper and walker2d were chosen on
+seeds 1000 and up.
 Scores are greedy returns after training, with sampled actions where the row says so, over 100 whole episodes for each
 seed: the interquartile mean (IQM) over seeds with its 95 % bootstrap interval, the mean, the mean of the worst quarter
 of the seeds, and the worst seed. A seed has failed if it ends below half of the way from random actions to the IQM of
@@ -511,11 +512,12 @@ benchmarks/results.py --gpu` and `python benchmarks/speed.py --gpu` measure agai
 `test_ppo_probes.py`, `test_replay_probes.py`, `test_buffer.py` and `test_normalization.py` 101 of 136 ran there, and
 all passed; then the time on the GPU was over."""
 GPU_SCORES = """\
-Unnamed presets, 20 seeds; columns as in [RESULTS.md](RESULTS.md). Where the time says "earlier program", the row is of
+Unnamed presets; columns as in [RESULTS.md](RESULTS.md). Where the time says "earlier program", the row is of
 commit 91d5ca0, in TF32. Freeway and Seaquest were stopped at 8.0M of 10M env steps; their score is the last evaluation
-of the curve. Asterix was paused while others ran, so it has no time. OPEN and blines: RESULTS.md. REPPO is the PPO with
-which its authors compare, whose settings are those of the preset; Playground its own PPO, five seeds, as they measured
-it; Brax a plot of its notebook; Craftax the paper."""
+of the curve. Asterix was paused while others ran, so it has no time. OPEN and blines: RESULTS.md. For
+`ppo.py` REPPO is the PPO with which its authors compare, whose settings are those of the preset; Playground its own
+PPO, five seeds, as they measured it; Brax a plot of its notebook; Craftax the paper, Craftax-1M the repository's
+table of scores after a million steps."""
 GPU_SPEED = """\
 Cases of [speed.py](speed.py): env steps per second over all lanes, training included, medians of three runs. Runs of
 one program differ by at most 3 %, two machines of this kind by up to 15 %. At commit 91d5ca0, in TF32, PPO was slower

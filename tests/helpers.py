@@ -26,7 +26,7 @@ import pytest
 
 from common.environment import clear_episodes
 from common.presets import read_presets
-from runner.devices import lanes, programs
+from runner.devices import lanes, memory, programs
 from runner.experiment import Experiment
 from runner.files import checkpoint, store
 from runner.files.record import read_config, read_record
@@ -225,10 +225,7 @@ PROGRAMS = {}
 
 
 def keep_programs(compile: Callable) -> Callable:
-    """`compile(make_lane, ...)` of a run, which many tests ask for the same program; tracing it takes seconds.
-
-    An environment of a test may be another one in the next test: its programs are not kept.
-    """
+    """`compile(make_lane, ...)` of a run, which many tests ask for the same program; tracing it takes seconds."""
 
     def compile_once(make_lane, *rest):
         return kept(make_lane.__self__, (compile, str(rest)), lambda: compile(make_lane, *rest))
@@ -240,7 +237,7 @@ def keep_evaluations(compile: Callable) -> Callable:
     """The same for `compile(programs)`, the evaluation of a run."""
 
     def compile_once(self):
-        options, called = self.experiment.options, (programs.evaluate, programs.share_of_memory)  # tests replace them
+        options, called = self.experiment.options, (programs.evaluate, programs.share_of_memory, memory.available_bytes)
         chosen = options.eval_episodes, options.eval_max_steps, options.eval_sampled
         inputs = str((self.placement, self.settings, self.state))
         return kept(self.experiment, (compile, called, chosen, inputs), lambda: compile(self))
@@ -249,7 +246,10 @@ def keep_evaluations(compile: Callable) -> Callable:
 
 
 def kept(experiment: Experiment, details: tuple, compile: Callable) -> Any:
-    """A program of an experiment, compiled unless it is in PROGRAMS."""
+    """A program of an experiment, compiled unless it is in PROGRAMS.
+
+    An environment of a test may be another one in the next test: its programs are not kept.
+    """
     if experiment.config.env not in ("CartPole-v1", "Pendulum-v1"):
         return compile()
     limits = lanes.CACHED_LANES, lanes.COPIED_BYTES
@@ -322,16 +322,16 @@ def saved_state(directory: Path) -> tuple[int, dict[str, np.ndarray]]:
     """The iteration of a run's checkpoint, and each leaf of the State of all its lanes by its name."""
     record = read_record(directory)
     module = importlib.import_module(record.algorithm)
-    state = abstract_state(module, read_config(record, module.Config), record.parts[-1].stop)
+    state = abstract_state(module.make, read_config(record, module.Config), record.parts[-1].stop)
     path = directory / store.CHECKPOINT
     return checkpoint.read_iteration(path), named_leaves(checkpoint.restore(path, state))
 
 
 @functools.cache
-def abstract_state(module: Any, config: Any, num_lanes: int) -> Any:
+def abstract_state(make: Callable, config: Any, num_lanes: int) -> Any:
     """Shapes and dtypes of the State of all lanes."""
     keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((num_lanes,), "uint32"))
-    return jax.eval_shape(jax.vmap(module.make(config).init), keys)
+    return jax.eval_shape(jax.vmap(make(config).init), keys)
 
 
 def named_leaves(state) -> dict[str, np.ndarray]:

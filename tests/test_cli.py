@@ -114,7 +114,9 @@ def test_help_fits_a_narrow_terminal(script, monkeypatch):
 
 def some_presets(script):
     """Of an environment of gymnax and one of another suite."""
-    return dict({"/" in env: (env, preset) for env, preset in presets(script).items()}.values())
+    chosen = dict({"/" in env: (env, preset) for env, preset in presets(script).items()}.values())
+    assert chosen
+    return chosen
 
 
 def test_a_preset_is_the_default_of_its_environment(script):

@@ -141,7 +141,7 @@ WITHOUT_DOWNLOAD = [name for name in gymnax.registration._BUILTIN_ENV_IDS if nam
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITHOUT_DOWNLOAD)
-def test_every_gymnax_environment_can_be_reset_and_stepped(name):
+def test_every_gymnax_environment_has_the_shapes_and_types_it_promises(name):
     def start_and_step(keys):
         obs, env_state = env.reset(keys)
         return obs, env.step(keys, env_state, jax.vmap(env.action_space.sample)(keys))

@@ -1,4 +1,4 @@
-"""common/loops.py: what the scripts' loops share, and that a GPU's loops compute the same."""
+"""common/loops.py: what the scripts' loops share, and that short ones are unrolled on a GPU."""
 
 import importlib
 

@@ -116,10 +116,9 @@ def test_where_no_action_is_called_illegal_any_is_sampled(script):
     np.testing.assert_array_equal(np.unique(actions), range(3))
 
 
-@pytest.mark.parametrize("script", ["ppo"])
-def test_illegal_actions_are_chosen_if_the_suite_does_not_tell(script):
-    """The control of the test above."""
-    _, _, metrics = trained(script, Silent)
+def test_illegal_actions_are_chosen_if_the_suite_does_not_tell():
+    """The control of `test_no_illegal_action_is_chosen`."""
+    _, _, metrics = trained("ppo", Silent)
     assert np.nanmax(metrics["num_illegal"]) > 0
 
 

@@ -40,7 +40,7 @@ SENTENCES = {  # page -> [row of it -> a sentence, for each row]
         ("pqn-Asterix-MinAtar-small", lambda x: f"on Asterix ({x.iqm:.1f} and"),
         ("dqn-Asterix-MinAtar", lambda x: f" {x.iqm:.1f}) and"),
         ("pqn-Freeway-MinAtar-small", lambda x: f"on Freeway ({x.iqm:.1f} and"),
-        ("dqn-Freeway-MinAtar", lambda x: f" {x.iqm:.1f}), about"),
+        ("dqn-Freeway-MinAtar", lambda x: f" {x.iqm:.1f}), for which"),
         ("pqn-SpaceInvaders-MinAtar-small", lambda x: f"on SpaceInvaders ({x.iqm:.1f} and"),
         ("dqn-SpaceInvaders-MinAtar", lambda x: f" {x.iqm:.1f}), and less"),
         ("pqn-Seaquest-MinAtar-small", lambda x: f"{x.below(6)} end below 6"),

@@ -173,6 +173,7 @@ def test_physics_that_is_no_longer_finite_ends_the_episode(suite, monkeypatch):
     _, shapes = jax.eval_shape(suite.reset, jax.random.key(0))
     state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     broken = jax.tree.map(lambda x: x * jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else x, state)
+    broken = broken.replace(done=state.done)
     monkeypatch.setattr(suite.env, "step", lambda state, action: state)
     for before, is_broken in ((state, False), (broken, True)):
         obs, _, reward, terminated, info = suite.step(jax.random.key(1), before, jnp.zeros(1))

@@ -241,17 +241,17 @@ SIGNALS = np.array([[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
 VALUES = SIGNALS[:, 0] / (1 - GAMMA * np.array([1.0, 1.0, 0.75, 0.75]))
 
 
-def signal_values(module, **changes):
+def signal_values():
     """Learned values of the four signals when they are seen, [num_seeds, 4], and of the two steps that follow."""
     fields = {"learning_rate": 0.01, "gamma": GAMMA, "gae_lambda": 0.5, "ent_coef": 0.0, "hidden_sizes": (16,)}
-    config = module.Config("Probe-Signal", 80_000, 16, 20, num_minibatches=2, **fields, **changes)
-    algorithm, state, _ = trained(module, config)
+    config = ppo_rnn.Config("Probe-Signal", 80_000, 16, 20, num_minibatches=2, memory_size=8, **fields)
+    algorithm, state, _ = trained(ppo_rnn, config)
 
     def values(state):
-        memory, found = (algorithm.initial_memory(4),) if module is ppo_rnn else (), []
+        memory, found = algorithm.initial_memory(4), []
         for obs in (SIGNALS, 0 * SIGNALS, 0 * SIGNALS):
-            found.append(algorithm.value(state, jnp.float32(obs), *memory))
-            memory = algorithm.act(state, jnp.float32(obs), *memory)[1:] if memory else ()
+            found.append(algorithm.value(state, jnp.float32(obs), memory))
+            _, memory = algorithm.act(state, jnp.float32(obs), memory)
         return jnp.stack(found)
 
     return np.moveaxis(jax.vmap(values)(jax.tree.map(lambda x: x[0], state)), 1, 0)
@@ -260,7 +260,7 @@ def signal_values(module, **changes):
 def test_values_are_remembered_and_a_time_limit_is_not_an_end():
     """After a limit the true next observation tells nothing: its value is right only with the memory of the episode
     that was cut, this step's observation included."""
-    for values in signal_values(ppo_rnn, memory_size=8):
+    for values in signal_values():
         np.testing.assert_allclose(values, [VALUES] * NUM_SEEDS, atol=0.5)
 
 
