@@ -11,6 +11,7 @@ from typing import Any
 import gymnax
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
@@ -96,25 +97,33 @@ class Rooms(Probe):
         return self.observe_room(state.room), state, reward, terminated, {}
 
 
-# Name -> rooms. The value of a room under the discount gamma stands beside it.
-VALUES = [
+# The value of a room under the discount gamma stands beside it.
+LIMIT = 5
+ROOMS = [
     Room(),  # 1: a constant reward, one step
     Room(reward=(2.0, 2.0)),  # 2: depends on the observation
     Room(reward=(-1.0, -1.0)),  # -1
     Room(reward=(0.0, 0.0), following=4, limit=2),  # gamma: the reward comes one step later
     Room(limit=2, start=False),  # 1: after room 3
-]
-LIMIT = 5
-LIMITS = [
+    Room(reward=(0.0, 1.0)),  # 1: action 1 pays
+    Room(reward=(1.0, 0.0)),  # 1: action 0 pays
+    Room(reward=(-1.0, 0.0)),  # 0: action 1 costs less
     Room(limit=LIMIT, flags="truncated"),  # 1 / (1 - gamma): a time limit is not an end
     Room(limit=LIMIT, flags="terminated"),  # less than half of that
     Room(limit=LIMIT, flags="both"),  # the same
 ]
-POLICIES = [
-    Room(reward=(0.0, 1.0)),  # action 1 pays
-    Room(reward=(1.0, 0.0)),  # action 0 pays
-    Room(reward=(-1.0, 0.0)),  # action 1 costs less
-]
+LATER, PAYING, GOING_ON, ENDING = 3, slice(5, 8), 8, slice(9, 11)
+ACTIONS = [1, 0, 1]  # that pay
+OBSERVATIONS = jnp.eye(len(ROOMS))
+
+
+def known_values(gamma: float) -> np.ndarray:
+    """Of every room, if the action that pays is chosen. The rooms that end do not show the time: theirs is the fixed
+    point of one-step targets, of which one in five is an end."""
+    fixed_point = 1 / (1 - gamma * (1 - 1 / LIMIT))
+    return np.array([1, 2, -1, gamma, 1, 1, 1, 0, 1 / (1 - gamma), fixed_point, fixed_point])
+
+
 HUNDREDS = [Room(reward=(100.0, 100.0), limit=20, flags="truncated")]  # every episode returns 2000
 
 
@@ -252,13 +261,14 @@ OPTIMIZED = {"xla_backend_optimization_level": 1}
 
 # -- Names -------------------------------------------------------------------------------------------------------------
 
-ROOMS = {"Values": VALUES, "Limits": LIMITS, "Policies": POLICIES, "Hundreds": HUNDREDS}
 TWO_DIMENSIONS = spaces.Box(jnp.array([-1.0, 0.0]), jnp.array([3.0, 0.5]), (2,))
 FACTORIES = {
-    **{f"Probe-{name}": lambda rooms=rooms: Rooms(rooms) for name, rooms in ROOMS.items()},
-    **{f"Probe-{name}-Continuous": lambda rooms=rooms: Rooms(rooms, continuous=True) for name, rooms in ROOMS.items()},
-    "Probe-Bool": lambda: Rooms(VALUES, dtype=bool),
-    "Probe-Bool-Continuous": lambda: Rooms(VALUES, continuous=True, dtype=bool),
+    "Probe-Rooms": lambda: Rooms(ROOMS),
+    "Probe-Rooms-Continuous": lambda: Rooms(ROOMS, continuous=True),
+    "Probe-Hundreds": lambda: Rooms(HUNDREDS),
+    "Probe-Hundreds-Continuous": lambda: Rooms(HUNDREDS, continuous=True),
+    "Probe-Bool": lambda: Rooms(ROOMS, dtype=bool),
+    "Probe-Bool-Continuous": lambda: Rooms(ROOMS, continuous=True, dtype=bool),
     "Probe-Targets": Targets,
     "Probe-Recorder": lambda: Recorder(spaces.Discrete(3), capacity=64),
     "Probe-Recorder-Continuous": lambda: Recorder(TWO_DIMENSIONS, capacity=64),

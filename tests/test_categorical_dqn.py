@@ -75,83 +75,61 @@ def test_discount_0_leaves_the_reward_alone():
 # -- Problems with known answers ---------------------------------------------------------------------------------------
 
 
+VALUES_OF_BINS = np.linspace(-2.0, 12.0, 57)  # a quarter apart
+
+
 @cache
-def trained(rooms, **changes):
-    fields = {
-        "total_timesteps": 12_800,
-        "num_envs": 8,
-        "train_interval": 8,
-        "gradient_steps": 2,
-        "steps_per_iteration": 1_520,
-        "learning_starts": 640,
-        "target_interval": 16,
-        "buffer_size": 20_000,
-        "batch_size": 64,
-        "learning_rate": 0.01,
-        "anneal_learning_rate": True,
-        "gamma": GAMMA,
-        "value_min": -2.0,
-        "value_max": 12.0,
-        "num_bins": 29,
-        "hidden_sizes": (16,),
-    }
-    config = categorical_dqn.Config(f"Probe-{rooms}", **fields | changes)
+def trained():
+    """On all rooms: algorithm, final State and last metrics of a few seeds."""
+    config = categorical_dqn.Config(
+        env="Probe-Rooms",
+        total_timesteps=25_600,
+        num_envs=8,
+        train_interval=8,
+        gradient_steps=2,
+        steps_per_iteration=1_520,
+        learning_starts=640,
+        target_interval=16,
+        buffer_size=20_000,
+        batch_size=64,
+        learning_rate=0.01,
+        anneal_learning_rate=True,
+        gamma=GAMMA,
+        value_min=VALUES_OF_BINS[0],
+        value_max=VALUES_OF_BINS[-1],
+        num_bins=len(VALUES_OF_BINS),
+        hidden_sizes=(32,),
+    )
     keys = jax.random.split(jax.random.key(0), NUM_SEEDS)
     state, metrics = jax.jit(jax.vmap(categorical_dqn.make_train(config)), compiler_options=probes.OPTIMIZED)(keys)
     return categorical_dqn.make(config), state, jax.tree.map(lambda x: np.asarray(x)[:, -1], metrics)
 
 
-def in_rooms(function, state, rooms):
-    """Of every room, [num_seeds, num_rooms]."""
-    return np.asarray(jax.vmap(function, in_axes=(0, None))(state, jnp.eye(len(probes.ROOMS[rooms]))))
-
-
 @pytest.mark.slow
 def test_values():
-    """Constant, dependent on the observation, and one step later: discounted; no return is outside of the bins."""
-    algorithm, state, metrics = trained("Values")
-    np.testing.assert_allclose(
-        in_rooms(algorithm.value, state, "Values"), [[1, 2, -1, GAMMA, 1]] * NUM_SEEDS, atol=0.05
-    )
+    """Constant, dependent on the observation, one step later: discounted; and of the action that pays. Reward 1 on
+    every step: 10 where only a limit cuts. No return is outside of the bins."""
+    algorithm, state, metrics = trained()
+    values = np.asarray(jax.vmap(algorithm.value, in_axes=(0, None))(state, probes.OBSERVATIONS))
+    expected, known = np.array([probes.known_values(GAMMA)] * NUM_SEEDS), slice(probes.ENDING.start)
+    np.testing.assert_allclose(values[:, known], expected[:, known], atol=0.05)
+    np.testing.assert_allclose(values[:, probes.ENDING], expected[:, probes.ENDING], rtol=0.15)
     np.testing.assert_allclose(metrics["clipped_targets"], 0.0, atol=0.01)
-
-
-@pytest.mark.slow
-def test_bins_that_are_too_narrow_are_told():
-    """Of five rooms one is worth -1 and one 2: of a batch two fifths, which the values never leave."""
-    algorithm, state, metrics = trained("Values", value_min=-0.5, value_max=1.5)
-    np.testing.assert_allclose(metrics["clipped_targets"], 0.4, atol=0.15)
-    values = in_rooms(algorithm.value, state, "Values")
-    np.testing.assert_allclose(values, [[1, 1.5, -0.5, GAMMA, 1]] * NUM_SEEDS, atol=0.05)
-
-
-@pytest.mark.slow
-def test_a_time_limit_is_not_an_end():
-    """Reward 1 on every step: 10 where only a limit cuts. The controls: the same limit as an end, or as both, where the
-    room does not show the time, and its value is that of the one-step fixed point."""
-    algorithm, state, _ = trained("Limits")
-    fixed_point = 1 / (1 - GAMMA * (1 - 1 / probes.LIMIT))
-    values = in_rooms(algorithm.value, state, "Limits")
-    np.testing.assert_allclose(values[:, 0], 1 / (1 - GAMMA), rtol=0.05)
-    np.testing.assert_allclose(values[:, 1:], fixed_point, rtol=0.15)
+    actions = jax.vmap(algorithm.act, in_axes=(0, None))(state, probes.OBSERVATIONS)
+    np.testing.assert_array_equal(actions[:, probes.PAYING], [probes.ACTIONS] * NUM_SEEDS)
 
 
 @pytest.mark.slow
 def test_the_distribution_is_learned_and_not_the_mean_alone():
     """After a step that may end the episode, one in five: 1 + gamma * (1 + ...), or 1 and no more."""
-    _, state, _ = trained("Limits", value_min=0.0, value_max=12.0, num_bins=49)
-    config = categorical_dqn.Config(hidden_sizes=(16,))
-    network = categorical_dqn.QNetwork(2, jnp.linspace(0.0, 12.0, 49), lambda: categorical_dqn.Torso(config, (3,)))
-    _, logits = jax.vmap(network.apply, in_axes=(0, None))(state.params, jnp.eye(3))
+    config = categorical_dqn.Config(hidden_sizes=(32,))
+    torso = lambda: categorical_dqn.Torso(config, (len(probes.ROOMS),))  # noqa: E731
+    network = categorical_dqn.QNetwork(2, jnp.float32(VALUES_OF_BINS), torso)
+    _, logits = jax.vmap(network.apply, in_axes=(0, None))(trained()[1].params, probes.OBSERVATIONS)
     probs = np.asarray(jax.nn.softmax(logits)).mean(axis=(0, 2))  # [room, bin], of all seeds and both actions
-    assert probs[0, 36:].sum() > 0.9, "without an end all of it is around 10"
-    np.testing.assert_allclose(probs[1, :8].sum(), 1 / probes.LIMIT, atol=0.07)  # below 2: it ends now
-
-
-@pytest.mark.slow
-def test_the_action_that_pays_is_chosen():
-    algorithm, state, _ = trained("Policies")
-    np.testing.assert_array_equal(in_rooms(algorithm.act, state, "Policies"), [[1, 0, 1]] * NUM_SEEDS)
+    assert probs[probes.GOING_ON, VALUES_OF_BINS >= 9].sum() > 0.9, "without an end all of it is around 10"
+    ends_now = probs[probes.ENDING.start, VALUES_OF_BINS < 2].sum()
+    np.testing.assert_allclose(ends_now, 1 / probes.LIMIT, atol=0.07)
 
 
 def test_one_bin_is_refused():

@@ -8,7 +8,7 @@ import sys
 
 import jax
 import pytest
-from helpers import ROOT, SCRIPTS
+from helpers import ROOT, SCRIPTS, execute
 
 from common import NUM_CORES, cpu_quota
 from runner.devices.imports import keep_programs
@@ -92,6 +92,28 @@ print([name for name in slow if name in sys.modules])
 def test_a_script_imports_nothing_of_the_runner(script):
     """Nor anything else that a copied script does not need."""
     assert python(SEEN.format(script=script)).stdout == "[]\n"
+
+
+HELPS = """
+import os, runpy, sys
+import flax, jax, optax, tyro
+path, files = sys.path[1:], sys.argv[1:]
+for file in files:
+    if os.fork() == 0:
+        sys.argv, sys.path = [file, "--help"], [os.path.dirname(file), *path]
+        runpy.run_path(file, run_name="__main__")
+    assert os.wait()[1] == 0, file
+"""
+
+
+def test_commands_find_the_modules_of_this_repository(tmp_path):
+    """As in a fresh clone: no path is set, and the current folder is another one. Forks of one process, so that the
+    libraries are imported once."""
+    names = ["environments", "gymnasium_scores", "kernels", "results", "settings", "speed"]
+    files = [ROOT / "benchmarks" / f"{name}.py" for name in names] + sorted((ROOT / "variants").glob("*.py"))
+    result = execute("-c", HELPS, *map(str, files), cwd=tmp_path, PYTHONPATH=None)
+    assert (result.status, result.stderr) == (0, ""), result
+    assert result.stdout.count("usage: ") == len(files), result
 
 
 def test_help_imports_nothing_that_it_does_not_need():

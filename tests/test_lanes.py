@@ -341,11 +341,13 @@ def test_batches_are_resumed_where_they_stopped(monkeypatch, folder):
 
 def test_auto_divides_what_does_not_fit(monkeypatch):
     """A machine that is said to have room for little more than three lanes gets two batches of two."""
+    memory, sizes = runner.devices.memory, []
+    program_bytes = memory.program_bytes
+    monkeypatch.setattr(memory, "program_bytes", lambda program: sizes.append(program_bytes(program)) or sizes[-1])
     arguments = small_run("ppo", num_seeds=4, eval_episodes=0, devices=1)
     result = call("ppo", *arguments, "--name", "whole")
     assert result.stdout.count("compiled in") == 1
-    program = compile_small(4)
-    monkeypatch.setattr(runner.devices.memory, "available_bytes", lambda num_devices: int(0.8 * program))
+    monkeypatch.setattr(memory, "available_bytes", lambda num_devices: int(0.8 * sizes[0]))
     result = call("ppo", *arguments, "--name", "small")
     assert result.status == 0, result
     assert "\npart 1 of 2: seed 0 to seed 1\n" in result.stdout
@@ -356,28 +358,18 @@ def test_auto_divides_what_does_not_fit(monkeypatch):
     assert result.stderr == "error: 4 lanes (seeds x settings) take 1.25 times the memory; lower --lanes-per-batch\n"
     assert not Path(*SAME, "four").exists()
 
-    monkeypatch.setattr(runner.devices.memory, "available_bytes", lambda num_devices: int(0.9 * compile_small(1)))
+    monkeypatch.setattr(memory, "available_bytes", lambda num_devices: int(0.2 * sizes[0]))
     result = call("ppo", *arguments, "--name", "one")
     assert result.status == 2
-    assert result.stderr == "error: one seed takes 1.11 times the memory; lower --num-envs (or --buffer-size)\n"
+    share = sizes[-1] / int(0.2 * sizes[0])
+    assert result.stderr == f"error: one seed takes {share:.2f} times the memory; lower --num-envs (or --buffer-size)\n"
 
-    monkeypatch.setattr(runner.devices.memory, "available_bytes", lambda num_devices: 100)
+    monkeypatch.setattr(memory, "available_bytes", lambda num_devices: 100)
     result = call("ppo", *arguments, "--name", "tiny")
     assert result.status == 2
     assert re.search(r"the state of 1 seed takes [\d.]+ KiB and the memory is 100 B; lower --num-envs", result.stderr)
     result = call("ppo", *arguments, "--name", "tiny", "--lanes-per-batch", "3")
     assert re.search(r"the state of 3 lanes \(seeds x settings\) takes .*; lower --lanes-per-batch", result.stderr)
-
-
-def compile_small(num_lanes):
-    """Bytes that the program of a small run takes."""
-    import ppo
-
-    algorithm, lanes = ppo.make(small_config("ppo")), make_placement(num_lanes, 1)
-    keys = lanes.place(jax.vmap(jax.random.key)(np.arange(num_lanes)))
-    with jax.numpy_rank_promotion("allow"):
-        state = compile_init(lambda _: algorithm, lanes, {})({}, keys)
-        return runner.devices.memory.program_bytes(compile_segment(lambda _: algorithm, lanes, {}, state, capacity=40))
 
 
 @pytest.mark.parametrize(

@@ -85,50 +85,44 @@ def test_returns_of_lambda_1_are_sums_of_discounted_rewards():
 
 
 @cache
-def trained(env, **changes):
-    fields = {
-        "total_timesteps": 40_000,
-        "num_envs": 16,
-        "num_steps": 20,
-        "num_epochs": 2,
-        "num_minibatches": 4,
-        "learning_rate": 0.01,
-        "gamma": GAMMA,
-        "hidden_sizes": (16,),
-    }
-    config = pqn.Config(env=env, **fields | changes)
+def trained():
+    """On all rooms: algorithm, final State and metrics of a few seeds."""
+    config = pqn.Config(
+        env="Probe-Rooms",
+        total_timesteps=40_000,
+        num_envs=16,
+        num_steps=20,
+        num_epochs=2,
+        num_minibatches=4,
+        learning_rate=0.01,
+        gamma=GAMMA,
+        hidden_sizes=(32,),
+        normalize_obs=True,
+        reward_scale=2.0,
+    )
     keys = jax.random.split(jax.random.key(0), NUM_SEEDS)
     state, metrics = jax.jit(jax.vmap(pqn.make_train(config)), compiler_options=probes.OPTIMIZED)(keys)
     return pqn.make(config), state, metrics
 
 
-def values_of(rooms, **changes):
-    """Learned value of every room, [num_seeds, num_rooms]."""
-    algorithm, state, _ = trained(f"Probe-{rooms}", **changes)
-    return np.asarray(jax.vmap(algorithm.value, in_axes=(0, None))(state, jnp.eye(len(probes.ROOMS[rooms]))))
-
-
 @pytest.mark.slow
 def test_values():
-    """Constant, dependent on the observation, and one step later: discounted; of scaled rewards."""
-    expected = 2.0 * np.array([[1, 2, -1, GAMMA, 1]] * NUM_SEEDS)
-    np.testing.assert_allclose(values_of("Values", normalize_obs=True, reward_scale=2.0), expected, atol=0.1)
-
-
-@pytest.mark.slow
-def test_a_time_limit_is_not_an_end():
-    """Reward 1 on every step: 10 where only a limit cuts. Where the same limit is an end, or both, the room does not
-    show the time, and its value is less than half of that."""
-    values = values_of("Limits")
-    np.testing.assert_allclose(values[:, 0], 1 / (1 - GAMMA), rtol=0.05)
-    assert (values[:, 1:] < 0.5 / (1 - GAMMA)).all()
+    """Constant, dependent on the observation, one step later: discounted; and of the action that pays; of scaled
+    rewards. Reward 1 on every step: 10 where only a limit cuts. Where the same limit is an end, or both, the room does
+    not show the time, and its value is less than half of that."""
+    algorithm, state, _ = trained()
+    values = np.asarray(jax.vmap(algorithm.value, in_axes=(0, None))(state, probes.OBSERVATIONS)) / 2.0
+    expected = [probes.known_values(GAMMA)] * NUM_SEEDS
+    known = slice(probes.ENDING.start)
+    np.testing.assert_allclose(values[:, known], np.array(expected)[:, known], atol=0.05)
+    assert (values[:, probes.ENDING] < 0.5 / (1 - GAMMA)).all()
 
 
 @pytest.mark.slow
 def test_the_action_that_pays_is_chosen():
-    algorithm, state, metrics = trained("Probe-Policies")
-    actions = jax.vmap(algorithm.act, in_axes=(0, None))(state, jnp.eye(3))
-    np.testing.assert_array_equal(actions, [[1, 0, 1]] * NUM_SEEDS)
+    algorithm, state, metrics = trained()
+    actions = jax.vmap(algorithm.act, in_axes=(0, None))(state, probes.OBSERVATIONS)
+    np.testing.assert_array_equal(actions[:, probes.PAYING], [probes.ACTIONS] * NUM_SEEDS)
     np.testing.assert_allclose(metrics["epsilon"][:, [0, -1]], [[1 - 0.95 * 304 / 4000, 0.05]] * NUM_SEEDS, rtol=1e-4)
 
 

@@ -13,33 +13,22 @@ from runs import assert_refused
 from common.suites import Suite, gymnax
 from runner import render
 
-# Drawable and not, with actions that the script takes.
-DRAWN = {"ppo": "CartPole-v1", "td3": "Pendulum-v1"}
-NOT_DRAWN = {
-    "ppo": "MemoryChain-bsuite",
-    "td3": "Reacher-misc",
-}
-
-
-@pytest.fixture(scope="module", params=DRAWN)
-def script(request):
-    return request.param
-
+DRAWN, NOT_DRAWN = "CartPole-v1", "MemoryChain-bsuite"
 
 pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 
 
-def trained(script, env, folder, **options):
+def trained(env, folder, **options):
     """The folder of a very short run."""
-    result = call(script, *small_run(script, 1, env=env, out=str(folder), name="drawn", eval_episodes=0, **options))
+    result = call("ppo", *small_run("ppo", 1, env=env, out=str(folder), name="drawn", eval_episodes=0, **options))
     assert result.status == 0, result
-    return folder / script / env / "drawn"
+    return folder / "ppo" / env / "drawn"
 
 
 @pytest.fixture(scope="module")
-def run(script, tmp_path_factory):
+def run(tmp_path_factory):
     """A run of two seeds in an environment that can be drawn."""
-    return trained(script, DRAWN[script], tmp_path_factory.mktemp(script))
+    return trained(DRAWN, tmp_path_factory.mktemp("ppo"))
 
 
 def draw(*words):
@@ -47,14 +36,13 @@ def draw(*words):
     return capture(render.main, "render", *map(str, words))
 
 
-def test_an_episode_becomes_an_animation(script, run, folder):
+def test_an_episode_becomes_an_animation(run, folder):
     words = ["--seed-index", "1", "--out", "new/folder/episode.gif", "--max-steps", "4e0"]
     result = execute("-m", "runner.render", str(run), *words, cwd=folder)
     assert (result.status, result.stderr) == (0, "")
     *steps, last = result.stdout.splitlines()
     assert [line.split()[0] for line in steps] == ["playing", "drawing"]
-    assert last.startswith("4 steps, return ")
-    assert script != "ppo" or last.startswith("4 steps, return 4.0,")
+    assert last.startswith("4 steps, return 4.0,")
     assert last.endswith("written to new/folder/episode.gif")
     with Image.open(folder / "new/folder/episode.gif") as animation:
         assert animation.format == "GIF"
@@ -77,15 +65,15 @@ def test_the_seeds_choose_the_policy_and_the_episode(run, folder):
     assert animations[3] == animations[0]
 
 
-def test_an_environment_that_gymnax_cannot_draw(script, folder, tmp_path_factory):
-    other = trained(script, NOT_DRAWN[script], tmp_path_factory.mktemp("other"), num_seeds=1)
-    assert_refused(draw(other), f"{NOT_DRAWN[script]}: gymnax draws only ", "CartPole-v1")
+def test_an_environment_that_gymnax_cannot_draw(folder, tmp_path_factory):
+    other = trained(NOT_DRAWN, tmp_path_factory.mktemp("other"), num_seeds=1)
+    assert_refused(draw(other), f"{NOT_DRAWN}: gymnax draws only ", "CartPole-v1")
     assert list(folder.iterdir()) == []
 
 
-def test_a_suite_that_draws_nothing(script, run, folder, monkeypatch):
+def test_a_suite_that_draws_nothing(run, folder, monkeypatch):
     monkeypatch.setattr(gymnax.Suite, "renderer", Suite.renderer)
-    assert_refused(draw(run), f"{DRAWN[script]}: ", "cannot be drawn")
+    assert_refused(draw(run), f"{DRAWN}: ", "cannot be drawn")
     assert list(folder.iterdir()) == []
 
 
@@ -109,7 +97,7 @@ def test_a_seed_that_the_run_does_not_have(run, folder, index):
 
 def test_a_setting_of_a_sweep(folder, monkeypatch):
     """Each setting has a policy of its own, and the run says which settings it has."""
-    run = trained("ppo", DRAWN["ppo"], folder, num_seeds=1, sweep="learning_rate=0.001,0.1")
+    run = trained(DRAWN, folder, num_seeds=1, sweep="learning_rate=0.001,0.1")
     drawn, load = [], render.load
     monkeypatch.setattr(render, "load", lambda *words: drawn.append(load(*words)) or drawn[-1])
     assert draw(run, "--setting-index", 1, "--max-steps", 1).status == 0
@@ -119,26 +107,26 @@ def test_a_setting_of_a_sweep(folder, monkeypatch):
     assert_refused(draw(run, "--setting-index", 2), "settings 0 to 1", 2)
 
 
-def test_a_script_that_has_moved(script, run, folder):
+def test_a_script_that_has_moved(run, folder):
     copied = shutil.copytree(run, folder / "copied")
     record = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(record | {"script": "/gone/mine.py"}))
     assert_refused(draw(copied), "/gone/mine.py", "--script")
-    assert_refused(draw(copied, "--script", f"/gone/{script}.py"), f"/gone/{script}.py", "not exist")
+    assert_refused(draw(copied, "--script", "/gone/ppo.py"), "/gone/ppo.py", "not exist")
     assert_refused(draw(copied, "--script", copied / "config.json"), "config.json", ".py")
     (folder / "other.py").write_text("class Config: pass")
     assert_refused(draw(copied, "--script", "other.py"), "other.py", "no make")
-    moved = shutil.copy(path_of(script), folder / "mine.py")
+    moved = shutil.copy(path_of("ppo"), folder / "mine.py")
     result = draw(copied, "--script", moved, "--max-steps", 2)
     assert (result.status, result.stderr) == (0, "")
     assert (folder / "episode.gif").exists()
 
 
-def test_a_script_of_another_algorithm(script, run, folder):
+def test_a_script_of_another_algorithm(run, folder):
     other = path_of("dqn")
     result = draw(run, "--script", other)
     assert result.status == 2
-    assert result.stderr.splitlines()[-1].startswith(f"error: {run} is a run of {script}.py, read with {other}: ")
+    assert result.stderr.splitlines()[-1].startswith(f"error: {run} is a run of ppo.py, read with {other}: ")
     assert list(folder.iterdir()) == []
 
 

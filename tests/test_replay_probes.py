@@ -12,6 +12,7 @@ import pytest
 
 probes.register()
 GAMMA = 0.9
+VALUES = probes.known_values(GAMMA)
 NUM_SEEDS = 3
 LEARNING_RATES = {
     "dqn": {"learning_rate": 0.01, "anneal_learning_rate": True, "target_interval": 16},
@@ -33,7 +34,7 @@ def trained_with(script, env, settings=((),), **changes):
     module = importlib.import_module(script)
     fields = {
         "env": env if script == "dqn" or env == "Probe-Targets" else f"{env}-Continuous",
-        "total_timesteps": 12_800,
+        "total_timesteps": 25_600,
         "num_envs": 8,
         "train_interval": 8,
         "gradient_steps": 2,
@@ -42,7 +43,7 @@ def trained_with(script, env, settings=((),), **changes):
         "buffer_size": 20_000,
         "batch_size": 64,
         "gamma": GAMMA,
-        "hidden_sizes": (16,),
+        "hidden_sizes": (32,),
         "tau": 0.05 if script != "dqn" else 1.0,
         **LEARNING_RATES[script],
         **(FIXED_ALPHA if script == "sac" else {}),
@@ -58,55 +59,50 @@ def trained_with(script, env, settings=((),), **changes):
     return [(module.make(config), lane(state, i), lane(last, i)) for i in range(len(settings))]
 
 
-def values_of(script, rooms, setting=0, **changes):
+def values_of(script, setting=0, **changes):
     """Learned value of every room, [num_seeds, num_rooms]; of SAC at one of the temperatures ALPHAS."""
     if script == "sac":
         changes["settings"] = tuple((("alpha", alpha),) for alpha in ALPHAS)
-    algorithm, state, _ = trained_with(script, f"Probe-{rooms}", **changes)[setting]
-    obs = jnp.eye(len(probes.ROOMS[rooms]))
-    return np.asarray(jax.vmap(algorithm.value, in_axes=(0, None))(state, obs))
+    algorithm, state, _ = trained_with(script, "Probe-Rooms", **changes)[setting]
+    return np.asarray(jax.vmap(algorithm.value, in_axes=(0, None))(state, probes.OBSERVATIONS))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_values(script):
-    """Constant, dependent on the observation, and one step later: discounted."""
-    np.testing.assert_allclose(values_of(script, "Values"), [[1, 2, -1, GAMMA, 1]] * NUM_SEEDS, atol=0.05)
+    """Constant, dependent on the observation, one step later: discounted; and of the action that pays, of which a
+    continuous action gets no gradient."""
+    known = slice(probes.PAYING.stop if script == "dqn" else probes.PAYING.start)
+    np.testing.assert_allclose(values_of(script)[:, known].mean(axis=0), VALUES[known], atol=0.05)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_time_limit_is_not_an_end(script):
-    """Reward 1 on every step and episodes that only a limit cuts: the value is that of going on for ever."""
-    np.testing.assert_allclose(values_of(script, "Limits")[:, 0], 1 / (1 - GAMMA), rtol=0.05)
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("room", [1, 2], ids=["terminated", "both"])
-def test_an_end_is_an_end(script, room):
-    """The negative control: the same limit as an end, or as both. The room does not show the time: every fifth
-    transition ends, and the value is that of the one-step fixed point."""
-    fixed_point = 1 / (1 - GAMMA * (1 - 1 / probes.LIMIT))
-    np.testing.assert_allclose(values_of(script, "Limits")[:, room], fixed_point, rtol=0.1)
-    assert fixed_point < 0.5 / (1 - GAMMA)
+    """Reward 1 on every step and episodes that only a limit cuts: the value is that of going on for ever. The negative
+    control: the same limit as an end, or as both."""
+    values, ending = values_of(script), probes.ENDING
+    np.testing.assert_allclose(values[:, probes.GOING_ON], 1 / (1 - GAMMA), rtol=0.05)
+    np.testing.assert_allclose(values[:, ending], [VALUES[ending]] * NUM_SEEDS, rtol=0.1)
+    assert (VALUES[ending] < 0.5 / (1 - GAMMA)).all()
 
 
 def test_values_of_three_steps():
     """n_step = 3. Of the five places in an episode that ends, two have the whole window and a bootstrap behind it, the
     others 3, 2 and 1 rewards. One step would have another fixed point."""
-    np.testing.assert_allclose(values_of("dqn", "Values", n_step=3), [[1, 2, -1, GAMMA, 1]] * NUM_SEEDS, atol=0.05)
     returns = [sum(GAMMA**k for k in range(n)) for n in (3, 3, 3, 2, 1)]
     fixed_point = np.mean(returns) / (1 - 2 / probes.LIMIT * GAMMA**3)
-    assert fixed_point < 0.9 / (1 - GAMMA * (1 - 1 / probes.LIMIT))
-    values = values_of("dqn", "Limits", n_step=3).mean(axis=0)  # that of an end is noisy
-    np.testing.assert_allclose(values, [1 / (1 - GAMMA), fixed_point, fixed_point], rtol=0.05)
+    assert (fixed_point < 0.9 * VALUES[probes.ENDING]).all()
+    values, ending = values_of("dqn", n_step=3), probes.ENDING
+    np.testing.assert_allclose(values[:, : probes.GOING_ON], [VALUES[: probes.GOING_ON]] * NUM_SEEDS, atol=0.05)
+    np.testing.assert_allclose(values[:, probes.GOING_ON], 1 / (1 - GAMMA), rtol=0.05)
+    np.testing.assert_allclose(values[:, ending].mean(axis=0), fixed_point, rtol=0.05)  # that of an end is noisy
 
 
 def test_the_action_that_pays_is_chosen():
-    algorithm, state, _ = trained_with("dqn", "Probe-Policies")[0]
-    actions = jax.vmap(algorithm.act, in_axes=(0, None))(state, jnp.eye(3))
-    np.testing.assert_array_equal(actions, [[1, 0, 1]] * NUM_SEEDS)
+    algorithm, state, _ = trained_with("dqn", "Probe-Rooms")[0]
+    actions = jax.vmap(algorithm.act, in_axes=(0, None))(state, probes.OBSERVATIONS)
+    np.testing.assert_array_equal(actions[:, probes.PAYING], [probes.ACTIONS] * NUM_SEEDS)
 
 
-SMOOTH = {"hidden_sizes": (32,), "activation": "swish"}
 LEARNED_ALPHA = {"alpha": 0.2, "alpha_learning_rate": 0.01, "target_entropy": -1.0}
 
 
@@ -114,14 +110,15 @@ def trained_on_targets(script):
     """Of SAC with a fixed temperature and with a learned one, trained together."""
     settings = (FIXED_ALPHA | {"target_entropy": -1.0}, LEARNED_ALPHA) if script == "sac" else ({},)
     settings = tuple(tuple(setting.items()) for setting in settings)
-    return trained_with(script, "Probe-Targets", settings, **SMOOTH)
+    return trained_with(script, "Probe-Targets", settings, activation="swish")
 
 
 @pytest.mark.parametrize(("script", "kind"), [("sac", "raw"), ("td3", "normalised")])
 def test_continuous_actions_find_their_targets(script, kind):
     """In environment units, in a box that is asymmetric and differs per dimension, a target for each observation."""
     raw = kind == "raw"
-    lanes = trained_on_targets(script) if raw else trained_with(script, "Probe-Targets", normalize_obs=True, **SMOOTH)
+    more = {"activation": "swish", "normalize_obs": True}
+    lanes = trained_on_targets(script) if raw else trained_with(script, "Probe-Targets", **more)
     algorithm, state, _ = lanes[0]
     actions = jax.vmap(algorithm.act, in_axes=(0, None))(state, jnp.eye(2))  # [num_seeds, 2 observations, 2]
     half_width = (np.array(probes.Targets.high) - np.array(probes.Targets.low)) / 2
@@ -130,15 +127,11 @@ def test_continuous_actions_find_their_targets(script, kind):
 
 @pytest.mark.parametrize("setting", [1, 2])
 def test_the_soft_value_counts_the_entropy_of_all_later_actions(setting):
-    """Reward 1 for ever, whatever is done: the best policy is uniform in [-1, 1], with entropy log 2."""
-    expected = (1 + GAMMA * ALPHAS[setting] * np.log(2)) / (1 - GAMMA)
-    np.testing.assert_allclose(values_of("sac", "Limits", setting)[:, 0], expected, rtol=0.05)
-
-
-def test_no_entropy_follows_an_end():
-    values = values_of("sac", "Values", setting=2)
-    np.testing.assert_allclose(values[:, 0], 1, atol=0.05)
-    np.testing.assert_allclose(values[:, 3], GAMMA * (1 + np.log(2)), atol=0.1)
+    """The best policy is uniform in [-1, 1] where all actions pay the same, with entropy log 2. None follows an end."""
+    values, bonus = values_of("sac", setting), ALPHAS[setting] * np.log(2)
+    np.testing.assert_allclose(values[:, probes.GOING_ON], (1 + GAMMA * bonus) / (1 - GAMMA), rtol=0.05)
+    np.testing.assert_allclose(values[:, probes.LATER], GAMMA * (1 + bonus), atol=0.1)
+    np.testing.assert_allclose(values[:, 0].mean(), 1, atol=0.05)
 
 
 def test_the_temperature_brings_the_entropy_to_its_target():

@@ -48,8 +48,9 @@ TD3 = td3.Config(**CONTINUOUS, **RATES, target_noise=0.8, target_noise_clip=0.6)
 CASES = {
     "dqn": replace(DQN, double=False),
     "dqn, double": replace(DQN, adam_eps=0.01),
-    "dqn, clipped gradient, annealed": replace(DQN, max_grad_norm=0.5, anneal_learning_rate=True, activation="tanh"),
-    "dqn, soft targets, normalised": replace(DQN, tau=0.3, target_interval=4, normalize_obs=True, hidden_sizes=(5, 4)),
+    "dqn, clipped gradient, annealed, soft targets, normalised": replace(
+        DQN, max_grad_norm=0.5, anneal_learning_rate=True, tau=0.3, target_interval=4, normalize_obs=True
+    ),
     "dqn, layer norm, 3 steps": replace(DQN, layer_norm=True, n_step=3, hidden_sizes=(5, 4), activation="tanh"),
     "categorical dqn": replace(CATEGORICAL, double=False),
     "categorical dqn, normalised, layer norm, 3 steps": replace(
@@ -57,16 +58,24 @@ CASES = {
     ),
     "sac": SAC,
     "sac, fixed alpha, tanh": replace(SAC, alpha_learning_rate=0.0, alpha=0.3, activation="tanh"),
-    "sac, normalised": replace(SAC, normalize_obs=True, hidden_sizes=(4, 3), activation="tanh"),
-    "sac, layer norm, 3 steps": replace(SAC, layer_norm=True, n_step=3, activation="tanh"),
+    "sac, normalised, layer norm, 3 steps": replace(
+        SAC, normalize_obs=True, layer_norm=True, n_step=3, hidden_sizes=(4, 3), activation="tanh"
+    ),
     "discrete sac": SAC_DISCRETE,
     "discrete sac, normalised, layer norm, 3 steps": replace(
         SAC_DISCRETE, normalize_obs=True, layer_norm=True, n_step=3, activation="tanh"
     ),
     "td3": TD3,
     "td3, policy delay 1, tanh": replace(TD3, policy_delay=1, activation="tanh"),
-    "td3, layer norm, 3 steps": replace(TD3, layer_norm=True, n_step=3, activation="tanh"),
-    "td3, normalised": replace(TD3, normalize_obs=True, gradient_steps=4, hidden_sizes=(4, 3), activation="tanh"),
+    "td3, normalised, layer norm, 3 steps": replace(
+        TD3,
+        normalize_obs=True,
+        layer_norm=True,
+        n_step=3,
+        gradient_steps=4,
+        hidden_sizes=(4, 3),
+        activation="tanh",
+    ),
 }
 
 
@@ -376,17 +385,21 @@ def obs_of(state):
 
 @pytest.mark.parametrize("config", [DQN, SAC, SAC_DISCRETE, TD3], ids=["dqn", "sac", "sac_discrete", "td3"])
 def test_the_buffer_keeps_the_true_successor_and_the_kind_of_end(config):
-    """A room stays the same until its episode ends, with either flag or both; the next begins in any of the three."""
-    env = "Probe-Limits" if config.env == "Probe-Recorder" else "Probe-Limits-Continuous"
-    config = replace(config, env=env, num_envs=2, learning_starts=60, buffer_size=64, total_timesteps=80)
+    """A room is followed by the one that its table names until its episode ends, with either flag or both."""
+    env = "Probe-Rooms" if config.env == "Probe-Recorder" else "Probe-Rooms-Continuous"
+    config = replace(config, env=env, num_envs=2, learning_starts=240, buffer_size=256, total_timesteps=400)
     state = jax.jit(importlib.import_module(type(config).__module__).make(config).init)(jax.random.key(0))
-    rows = read(state.buffer, np.arange(60))
-    np.testing.assert_array_equal(rows.next_obs, rows.obs)
-    room, step = rows.obs.argmax(axis=1), np.arange(60) // 2  # two environments in turns
-    is_last = step % probes.LIMIT == probes.LIMIT - 1
-    assert len(np.unique(room)) == 3, "episodes begin everywhere"
-    np.testing.assert_array_equal(rows.terminated, is_last & (room > 0))
-    np.testing.assert_array_equal(rows.truncated, is_last & (room != 1))
+    rows, steps, visited = read(state.buffer, np.arange(240)), [0, 0], set()
+    for i in range(240):
+        number, following, env = int(rows.obs[i].argmax()), int(rows.next_obs[i].argmax()), i % 2
+        room, steps[env] = probes.ROOMS[number], steps[env] + 1
+        is_last = steps[env] == room.limit
+        assert rows.terminated[i] == (is_last and room.flags != "truncated")
+        assert rows.truncated[i] == (is_last and room.flags != "terminated")
+        assert following == (number if room.following is None else room.following)
+        visited.add(number)
+        steps[env] *= not is_last
+    assert len(visited) == len(probes.ROOMS), "episodes begin everywhere"
 
 
 # The case of each script with most options.
