@@ -340,3 +340,19 @@ def test_unknown_pairs_are_refused():
 def test_a_raw_file_is_written_so_that_it_reads_the_same():
     raw = {"a": 1, "curves": [[1.0, 2.0], [3.0, 4.0]], "nested": {"b": [1, 2]}}
     assert json.loads(results.dump(raw)) == raw
+
+
+def test_achievements_are_those_of_the_last_tenth_and_stand_in_a_table():
+    """Two seeds, twenty iterations, of which one had no episode; what was never achieved is not named."""
+    x = np.zeros((2, 20))
+    x[:, -2:] = [[30.0, np.nan], [10.0, 20.0]]
+    metrics = {"Achievements/eat_cow": x, "Achievements/wake_up": x + 1, "Achievements/fly": 0 * x, "loss": x}
+    achieved = results.achievements(metrics)
+    assert achieved == {"eat_cow": 20.0, "wake_up": 21.0, "fly": 0.0}
+    other = {"fly": 0.4}
+    measured = {
+        results.Pair(script, "Craftax"): {"achievements": x} for script, x in (("ppo", achieved), ("pqn", other))
+    }
+    lines = results.achievement_table(measured | {results.Pair("ppo", "Catch-bsuite"): {}})
+    assert lines[0] == "| achievement | `ppo.py` | `pqn.py` |"
+    assert lines[2:] == ["| wake up | 21.0 | 0.0 |", "| eat cow | 20.0 | 0.0 |", "| fly | 0.0 | 0.4 |"]
