@@ -134,20 +134,20 @@ def test_the_stream_is_the_suites_and_a_limit_is_not_an_end(suite, tmp_path):
     step_keys, reset_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
     before = jax.tree.map(lambda x: x[:-1], states)
     next_obs, _, next_reward, done = one_by_one(step)(step_keys, before, actions)
-    start_obs, start_states = one_by_one(reset)(jnp.concatenate([reset_key[None], reset_keys]))
+    ended = np.asarray(terminated | truncated)
+    is_start = np.concatenate([[True], ended])
+    start_obs, start_states = one_by_one(reset)(jnp.concatenate([reset_key[None], reset_keys])[is_start])
     next_obs, done, start_obs, obs = (np.asarray(x) for x in (next_obs, done, start_obs, obs))
     close = {"rtol": 1e-5, "atol": 1e-5}  # the same programs in another loop: all but rounding
 
     np.testing.assert_array_equal(terminated, done.astype(bool))
     np.testing.assert_allclose(reward, next_reward, **close)
     np.testing.assert_allclose(info["final_observation"], same_observation(suite, next_obs), **close)
-    ended = np.asarray(terminated | truncated)
     np.testing.assert_allclose(obs[1:][~ended], info["final_observation"][~ended], **close)
-    is_start = np.concatenate([[True], ended])
-    np.testing.assert_allclose(obs[is_start], same_observation(suite, start_obs[is_start]), **close)
+    np.testing.assert_allclose(obs[is_start], same_observation(suite, start_obs), **close)
     for x, start in zip(jax.tree.leaves(states), jax.tree.leaves(start_states), strict=True):
         x, start = (np.asarray(jax.random.key_data(y) if is_key(y) else y, np.float64) for y in (x, start))
-        np.testing.assert_allclose(x[is_start], start[is_start], **close)
+        np.testing.assert_allclose(x[is_start], start, **close)
 
     length, total = 0, np.float32(0)
     for i in range(NUM_STEPS):
