@@ -62,11 +62,11 @@ class Config:
     normalize_obs: bool = False  # normalise by running mean and variance
     normalize_reward: bool = False  # divide by the std of the discounted return
     reward_scale: Positive = 1.0  # factor of the rewards
-    hidden_sizes: tuple[int, ...] = (64, 64)  # layers of both networks
-    value_hidden_sizes: tuple[int, ...] = ()  # of the value network; empty: hidden_sizes
+    hidden_sizes: tuple[int, ...] = (64, 64)  # units in each hidden layer
+    value_hidden_sizes: tuple[int, ...] = ()  # those of the value network; empty: hidden_sizes
     cell: Literal["gru", "lstm"] = "gru"  # the memory after these layers, one in each network
     memory_size: int = 64  # units of the cell
-    activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
+    activation: Literal["tanh", "relu", "swish"] = "tanh"  # that of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 
     @property
