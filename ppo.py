@@ -59,7 +59,7 @@ class Config:
     normalize_obs: bool = False  # normalise by running mean and variance
     normalize_reward: bool = False  # divide by the std of the discounted return
     reward_scale: Positive = 1.0  # factor of the rewards
-    hidden_sizes: tuple[int, ...] = (64, 64)  # units in each hidden layer
+    hidden_sizes: tuple[int, ...] = (64, 64)  # units in each hidden layer of both networks
     value_hidden_sizes: tuple[int, ...] = ()  # those of the value network; empty: hidden_sizes
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # that of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation

@@ -74,7 +74,7 @@ class Config:
     noise_steps: int = 1  # correlation time of exploration noise (Eberhard et al. 2023); 1: white
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     reward_scale: Positive = 1.0  # factor of the rewards
-    hidden_sizes: tuple[int, ...] = (256, 256)  # units in each hidden layer
+    hidden_sizes: tuple[int, ...] = (256, 256)  # units in each hidden layer of every network
     value_hidden_sizes: tuple[int, ...] = ()  # those of each critic; empty: hidden_sizes
     activation: Literal["tanh", "relu", "swish"] = "relu"  # that of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation

@@ -113,13 +113,13 @@ ROOMS = [
     Room(limit=LIMIT, flags="both"),  # the same
 ]
 LATER, PAYING, GOING_ON, ENDING = 3, slice(5, 8), 8, slice(9, 11)
-ACTIONS = [1, 0, 1]  # that pay
+ACTIONS = [1, 0, 1]  # those that pay, in the rooms PAYING
 OBSERVATIONS = jnp.eye(len(ROOMS))
 
 
 def known_values(gamma: float) -> np.ndarray:
-    """Of every room, if the action that pays is chosen. The rooms that end do not show the time: theirs is the fixed
-    point of one-step targets, of which one in five is an end."""
+    """Of every room, if the action that pays is chosen. The rooms ENDING do not show the time: theirs is the
+    fixed point of one-step targets, of which one in five is an end."""
     fixed_point = 1 / (1 - gamma * (1 - 1 / LIMIT))
     return np.array([1, 2, -1, gamma, 1, 1, 1, 0, 1 / (1 - gamma), fixed_point, fixed_point])
 

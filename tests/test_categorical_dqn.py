@@ -107,8 +107,8 @@ def trained():
 
 @pytest.mark.slow
 def test_values():
-    """Constant, dependent on the observation, one step later: discounted; and of the action that pays. Reward 1 on
-    every step: 10 where only a limit cuts. No return is outside of the bins."""
+    """Constant, dependent on the observation, discounted where it comes one step later, and of the action that pays.
+    Reward 1 on every step: 10 where only a limit cuts. No return is outside of the bins."""
     algorithm, state, metrics = trained()
     values = np.asarray(jax.vmap(algorithm.value, in_axes=(0, None))(state, probes.OBSERVATIONS))
     expected, known = np.array([probes.known_values(GAMMA)] * NUM_SEEDS), slice(probes.ENDING.start)

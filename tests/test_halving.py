@@ -244,16 +244,18 @@ def test_a_run_of_two_processes_has_the_same_survivors(runs):
 
 
 @pytest.mark.slow
-def test_a_process_that_was_stopped_ends_the_others_at_the_rung(folder):
+@pytest.mark.parametrize("moment", ["in its part", "while it waits"])
+def test_a_process_that_was_stopped_ends_the_others_at_the_rung(moment, folder):
     arguments = small_run("ppo", 600, name="two", checkpoint_every=0.0)
     arguments += ["--sweep", "gamma=0.9,0.95,0.99", "--sweep-halve", "3"]
     processes = [Process(path_of("ppo"), *arguments, *process, cwd=folder) for process in together(2)]
     parts = FOLDER / "two" / "rungs" / "1" / "parts"
     with processes[0] as first, processes[1] as second:
         first.wait_for_checkpoint(parts / "lanes-0-to-2", 1)
-        second.send(signal.SIGSTOP)
-        first.wait_until((parts / "lanes-0-to-2" / "evaluation.npz").exists)
-        time.sleep(1)  # now it waits
+        if moment == "while it waits":
+            second.send(signal.SIGSTOP)
+            first.wait_until((parts / "lanes-0-to-2" / "evaluation.npz").exists)
+            time.sleep(1)
         first.send(signal.SIGTERM)
         second.send(signal.SIGCONT)
         results = [process.finish() for process in processes]

@@ -347,6 +347,9 @@ def test_auto_divides_what_does_not_fit(monkeypatch):
     arguments = small_run("ppo", num_seeds=4, eval_episodes=0, devices=1)
     result = call("ppo", *arguments, "--name", "whole")
     assert result.stdout.count("compiled in") == 1
+    assert f"{memory.format_bytes(sizes[0])} on each device\n" in result.stdout, (
+        "it is the training program that counts"
+    )
     monkeypatch.setattr(memory, "available_bytes", lambda num_devices: int(0.8 * sizes[0]))
     result = call("ppo", *arguments, "--name", "small")
     assert result.status == 0, result

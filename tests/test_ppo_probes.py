@@ -47,7 +47,7 @@ def values_of(algorithm, state):
 
 
 def test_values():
-    """Constant, dependent on the observation, one step later: discounted; and of the action that pays."""
+    """Constant, dependent on the observation, discounted where it comes one step later, and of the action that pays."""
     known = slice(probes.GOING_ON)
     np.testing.assert_allclose(values_of(*trained("Probe-Rooms"))[:, known], [VALUES[known]] * NUM_SEEDS, atol=0.03)
 

@@ -69,8 +69,9 @@ def values_of(script, setting=0, **changes):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_values(script):
-    """Constant, dependent on the observation, one step later: discounted; and of the action that pays, of which a
-    continuous action gets no gradient."""
+    """Constant, dependent on the observation, discounted where it comes one step later; and, for DQN, of the action
+    that pays: only its sign counts, so a continuous one gets no gradient. The mean of the seeds, each of which is still
+    on the move: their learning rate is high and not annealed."""
     known = slice(probes.PAYING.stop if script == "dqn" else probes.PAYING.start)
     np.testing.assert_allclose(values_of(script)[:, known].mean(axis=0), VALUES[known], atol=0.05)
 

@@ -389,16 +389,16 @@ def test_the_buffer_keeps_the_true_successor_and_the_kind_of_end(config):
     env = "Probe-Rooms" if config.env == "Probe-Recorder" else "Probe-Rooms-Continuous"
     config = replace(config, env=env, num_envs=2, learning_starts=240, buffer_size=256, total_timesteps=400)
     state = jax.jit(importlib.import_module(type(config).__module__).make(config).init)(jax.random.key(0))
-    rows, steps, visited = read(state.buffer, np.arange(240)), [0, 0], set()
+    rows, steps, visited = jax.tree.map(np.asarray, read(state.buffer, np.arange(240))), [0, 0], set()
     for i in range(240):
-        number, following, env = int(rows.obs[i].argmax()), int(rows.next_obs[i].argmax()), i % 2
-        room, steps[env] = probes.ROOMS[number], steps[env] + 1
-        is_last = steps[env] == room.limit
+        number, following, lane = int(rows.obs[i].argmax()), int(rows.next_obs[i].argmax()), i % 2
+        room, steps[lane] = probes.ROOMS[number], steps[lane] + 1
+        is_last = steps[lane] == room.limit
         assert rows.terminated[i] == (is_last and room.flags != "truncated")
         assert rows.truncated[i] == (is_last and room.flags != "terminated")
         assert following == (number if room.following is None else room.following)
         visited.add(number)
-        steps[env] *= not is_last
+        steps[lane] *= not is_last
     assert len(visited) == len(probes.ROOMS), "episodes begin everywhere"
 
 

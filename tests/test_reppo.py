@@ -56,9 +56,9 @@ def trained(config):
 
 @pytest.mark.slow
 def test_values():
-    """Constant, dependent on the observation, one step later: discounted. Reward 1 on every step: 10 where only a limit
-    cuts. Where the same limit is an end, or both, the room does not show the time, and its value is less than half of
-    that. No return is outside of the range."""
+    """Constant, dependent on the observation, discounted where it comes one step later. Reward 1 on every step: 10
+    where only a limit cuts. Where the same limit is an end, or both, the room does not show the time, and its value is
+    less than half of that. No return is outside of the range."""
     algorithm, state, metrics = trained(config_of("Probe-Rooms-Continuous"))
     values = np.asarray(jax.vmap(algorithm.value, in_axes=(0, None))(state, probes.OBSERVATIONS))
     known = [*range(probes.PAYING.start), probes.GOING_ON]

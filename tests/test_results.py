@@ -349,10 +349,8 @@ def test_achievements_are_those_of_the_last_tenth_and_stand_in_a_table():
     metrics = {"Achievements/eat_cow": x, "Achievements/wake_up": x + 1, "Achievements/fly": 0 * x, "loss": x}
     achieved = results.achievements(metrics)
     assert achieved == {"eat_cow": 20.0, "wake_up": 21.0, "fly": 0.0}
-    other = {"fly": 0.4}
-    measured = {
-        results.Pair(script, "Craftax"): {"achievements": x} for script, x in (("ppo", achieved), ("pqn", other))
-    }
+    other = results.Pair("ppo_rnn", "Craftax", changes=(("cell", "lstm"),))
+    measured = {results.Pair("ppo", "Craftax"): {"achievements": achieved}, other: {"achievements": {"fly": 0.4}}}
     lines = results.achievement_table(measured | {results.Pair("ppo", "Catch-bsuite"): {}})
-    assert lines[0] == "| achievement | `ppo.py` | `pqn.py` |"
+    assert lines[0] == "| achievement | `ppo.py` | `variants/ppo_rnn.py --cell lstm` |"
     assert lines[2:] == ["| wake up | 21.0 | 0.0 |", "| eat cow | 20.0 | 0.0 |", "| fly | 0.0 | 0.4 |"]

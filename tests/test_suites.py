@@ -671,7 +671,7 @@ def test_a_list_ends_in_silence_where_its_reader_does():
 # -- Pictures ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "ending"), [("Catch-bsuite", ".gif"), ("pgx/2048", ".svg")])
+@pytest.mark.parametrize(("name", "ending"), [("Catch-bsuite", ".gif"), ("Pendulum-v1", ".gif"), ("pgx/2048", ".svg")])
 def test_an_episode_can_be_drawn(name, ending, tmp_path):
     if "/" in name:
         pytest.importorskip("pgx")

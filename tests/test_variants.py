@@ -349,6 +349,7 @@ def test_soft_values_and_policies(i):
     """A step earlier the second step is worth alpha * logsumexp(rewards / alpha), discounted; nothing follows an end.
 
     The best policy is softmax(rewards / alpha). At the smallest alpha this is the hard maximum, the negative control.
+    The mean of the seeds, each of which is still on the move: their learning rate is high and not annealed.
     """
     probs, values = soft(i)
     alpha = ALPHAS[i]

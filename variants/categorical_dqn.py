@@ -77,7 +77,7 @@ class Config:
     double: bool = True  # Double DQN: the online network selects, the target network evaluates
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     reward_scale: Positive = 1.0  # factor of the rewards
-    hidden_sizes: tuple[int, ...] = (128, 128)  # units in each hidden layer, after a convolution
+    hidden_sizes: tuple[int, ...] = (128, 128)  # units in each hidden layer, after any convolution
     activation: Literal["tanh", "relu", "swish"] = "relu"  # that of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 

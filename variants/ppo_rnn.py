@@ -62,7 +62,7 @@ class Config:
     normalize_obs: bool = False  # normalise by running mean and variance
     normalize_reward: bool = False  # divide by the std of the discounted return
     reward_scale: Positive = 1.0  # factor of the rewards
-    hidden_sizes: tuple[int, ...] = (64, 64)  # units in each hidden layer
+    hidden_sizes: tuple[int, ...] = (64, 64)  # units in each hidden layer of both networks
     value_hidden_sizes: tuple[int, ...] = ()  # those of the value network; empty: hidden_sizes
     cell: Literal["gru", "lstm"] = "gru"  # the memory after these layers, one in each network
     memory_size: int = 64  # units of the cell

@@ -69,7 +69,7 @@ class Config:
     exploration_fraction: PositiveFraction = 0.1  # share of total_timesteps in which epsilon falls
     normalize_obs: bool = False  # normalise by running mean and variance
     reward_scale: Positive = 1.0  # factor of the rewards
-    hidden_sizes: tuple[int, ...] = (128, 128)  # units in each hidden layer, after a convolution
+    hidden_sizes: tuple[int, ...] = (128, 128)  # units in each hidden layer, after any convolution
     activation: Literal["tanh", "relu", "swish"] = "relu"  # that of the hidden layers
     layer_norm: bool = True  # LayerNorm in each hidden layer, before the activation
 

@@ -65,7 +65,7 @@ class Config:
     kl_bound: Positive = 0.1  # rows with a larger KL from the old policy bring it down
     normalize_obs: bool = True  # normalise by running mean and variance
     reward_scale: Positive = 1.0  # factor of the rewards
-    hidden_sizes: tuple[int, ...] = (256, 256)  # units in each hidden layer
+    hidden_sizes: tuple[int, ...] = (256, 256)  # units in each hidden layer of both networks
     value_hidden_sizes: tuple[int, ...] = ()  # those of the critic; empty: hidden_sizes
     activation: Literal["tanh", "relu", "swish"] = "swish"  # that of the hidden layers
     layer_norm: bool = True  # LayerNorm in each hidden layer, before the activation

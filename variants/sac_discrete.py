@@ -73,7 +73,7 @@ class Config:
     n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     reward_scale: Positive = 1.0  # factor of the rewards
-    hidden_sizes: tuple[int, ...] = (256, 256)  # units in each hidden layer
+    hidden_sizes: tuple[int, ...] = (256, 256)  # units in each hidden layer of every network
     value_hidden_sizes: tuple[int, ...] = ()  # those of each critic; empty: hidden_sizes
     activation: Literal["tanh", "relu", "swish"] = "relu"  # that of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
