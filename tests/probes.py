@@ -258,6 +258,15 @@ def recorded(env_state: RecordedState) -> Record:
 
 # Of programs that run for seconds: a little optimization pays; conftest.py has turned it off.
 OPTIMIZED = {"xla_backend_optimization_level": 1}
+NUM_SEEDS = 3
+
+
+def trained(module: Any, config: Any) -> tuple:
+    """The algorithm of a script, and final State and metrics [NUM_SEEDS, num_iterations] of a few seeds."""
+    keys = jax.random.split(jax.random.key(0), NUM_SEEDS)
+    state, metrics = jax.jit(jax.vmap(module.make_train(config)), compiler_options=OPTIMIZED)(keys)
+    return module.make(config), state, jax.tree.map(np.asarray, metrics)
+
 
 # -- Names -------------------------------------------------------------------------------------------------------------
 

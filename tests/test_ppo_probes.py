@@ -8,12 +8,12 @@ import numpy as np
 import probes
 import pytest
 
-from ppo import Config, make, make_train
+import ppo
 
 probes.register()
 GAMMA = 0.9
 VALUES = probes.known_values(GAMMA)
-NUM_SEEDS = 3
+NUM_SEEDS = probes.NUM_SEEDS
 
 
 pytestmark = [pytest.mark.usefixtures("rank_promotion"), pytest.mark.slow]
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.usefixtures("rank_promotion"), pytest.mark.slow]
 @cache
 def trained(env, **changes):
     """Algorithm and final State of a few seeds."""
-    config = Config(
+    config = ppo.Config(
         **{
             "env": env,
             "total_timesteps": 51_200,
@@ -36,9 +36,7 @@ def trained(env, **changes):
         }
         | changes
     )
-    train = jax.jit(jax.vmap(make_train(config)), compiler_options=probes.OPTIMIZED)
-    state, _ = train(jax.random.split(jax.random.key(0), NUM_SEEDS))
-    return make(config), state
+    return probes.trained(ppo, config)[:2]
 
 
 def values_of(algorithm, state):

@@ -14,7 +14,7 @@ from helpers import tiers
 from reference import global_norm, mlp, normalized, numerical_gradient, to_float64
 
 probes.register()
-NUM_SEEDS = 3
+NUM_SEEDS = probes.NUM_SEEDS
 GAMMA = 0.9
 
 
@@ -100,9 +100,7 @@ def trained():
         normalize_obs=True,
         reward_scale=2.0,
     )
-    keys = jax.random.split(jax.random.key(0), NUM_SEEDS)
-    state, metrics = jax.jit(jax.vmap(pqn.make_train(config)), compiler_options=probes.OPTIMIZED)(keys)
-    return pqn.make(config), state, metrics
+    return probes.trained(pqn, config)
 
 
 @pytest.mark.slow

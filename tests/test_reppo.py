@@ -14,7 +14,7 @@ from scipy import stats
 from test_pqn import returns_loop
 
 probes.register()
-NUM_SEEDS = 3
+NUM_SEEDS = probes.NUM_SEEDS
 GAMMA = 0.9
 
 
@@ -48,18 +48,12 @@ def config_of(env, **changes):
     return reppo.Config(env=env, **fields | changes)
 
 
-def trained(config):
-    """Algorithm, and final State and metrics of a few seeds."""
-    state, metrics = jax.jit(jax.vmap(reppo.make_train(config)), compiler_options=probes.OPTIMIZED)(SEEDS)
-    return reppo.make(config), state, jax.tree.map(np.asarray, metrics)
-
-
 @pytest.mark.slow
 def test_values():
     """Constant, dependent on the observation, discounted where it comes one step later. Reward 1 on every step: 10
     where only a limit cuts. Where the same limit is an end, or both, the room does not show the time, and its value is
     less than half of that. No return is outside of the range."""
-    algorithm, state, metrics = trained(config_of("Probe-Rooms-Continuous"))
+    algorithm, state, metrics = probes.trained(reppo, config_of("Probe-Rooms-Continuous"))
     values = np.asarray(jax.vmap(algorithm.value, in_axes=(0, None))(state, probes.OBSERVATIONS))
     known = [*range(probes.PAYING.start), probes.GOING_ON]
     np.testing.assert_allclose(values[:, known], [probes.known_values(GAMMA)[known]] * NUM_SEEDS, atol=0.05)
@@ -71,7 +65,7 @@ def test_values():
 def test_continuous_actions_find_their_targets():
     """In environment units, in a box that is asymmetric and differs per dimension, a target for each observation."""
     fields = {"value_min": -3.0, "value_max": 0.5, "num_bins": 101, "alpha": 0.1, "target_entropy": -1.0}
-    algorithm, state, _ = trained(config_of("Probe-Targets", **fields, learning_rate=3e-3))
+    algorithm, state, _ = probes.trained(reppo, config_of("Probe-Targets", **fields, learning_rate=3e-3))
     actions = jax.vmap(algorithm.act, in_axes=(0, None))(state, jnp.eye(2))  # [num_seeds, 2 observations, 2]
     half_width = (np.array(probes.Targets.high) - np.array(probes.Targets.low)) / 2
     np.testing.assert_array_less(np.abs(actions - np.array(probes.Targets.targets)) / half_width, 0.15)
