@@ -50,10 +50,10 @@ class Suite(suites.Suite):
 
     def renderer(self):
         """The file's ending, and a function that writes an animation."""
-        module = importlib.import_module(f"{self.package}.renderer")
-        draw = jax.jit(module.make_craftax_pixel_renderer(PIXELS))
 
         def render(states, returns, path):
+            make_renderer = importlib.import_module(f"{self.package}.renderer").make_craftax_pixel_renderer
+            draw = jax.jit(make_renderer(PIXELS))  # loads textures, which takes a minute the first time
             suites.write_gif((np.uint8(draw(state)) for state in states), path)
 
         return ".gif", render
