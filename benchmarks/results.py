@@ -65,6 +65,7 @@ RANDOM_EPISODES, MAX_STEPS = 1_000, 10_000
 COLORS = {"ppo": "#0072B2", "dqn": "#D55E00", "sac": "#009E73", "td3": "#CC79A7"}  # Okabe and Ito
 COLORS |= {"pqn": "#56B4E9", "reppo": "#E69F00"}
 COLORS |= {"categorical_dqn": "#D55E00", "ppo_rnn": "#0072B2", "sac_discrete": "#009E73"}  # as what they are made from
+LINE = {"linewidth": 1.8, "marker": ".", "markersize": 4}
 SHARES = np.linspace(0.1, 1.0, 19)  # of a budget
 EQUAL = ("bit-equal", "equal to rounding")  # what `likeness` says of programs that compute the same
 SHORT_ITERATION = 4  # cycles of collecting and learning
@@ -118,6 +119,7 @@ HEADLINE, GPU, OPTIONS = "Classic control", "Presets of GPU size", "Options"
 CHAIN = (("total_timesteps", 100_000), ("num_envs", 16), ("num_steps", 64), ("learning_rate", 2.5e-3))
 HIDDEN = (*CHAIN[1:], ("total_timesteps", 200_000), ("normalize_obs", True), ("normalize_reward", True))
 CRAFTAX = "craftax/Craftax-Symbolic-v1"
+LONG = (("total_timesteps", 5_240_000),)
 CRAFTAX_RNN = "2.3 %, about 5.20, at 1M (Craftax-1M)"
 MINATAR = {
     "Asterix-MinAtar": "PPO 15.0 (OPEN), 17.8 (blines), at 10M",
@@ -182,6 +184,9 @@ FAMILIES = {
         Pair("ppo", "brax/hopper:backend=spring", num_seeds=10, preset="small"),
         Pair("sac", "brax/hopper:backend=spring", num_seeds=10),
         Pair("td3", "brax/hopper:backend=spring", num_seeds=10),
+        Pair("ppo", "brax/hopper", None, "2522 (synthetic-gymnax)", 5, "small", 2522.0, LONG),
+        Pair("sac", "brax/hopper", None, "3119 (synthetic-gymnax)", 3, "", 3119.0, LONG),
+        Pair("td3", "brax/hopper", None, "3326 (synthetic-gymnax)", 3, "", 3326.0, LONG),
         Pair("ppo", "brax/halfcheetah:backend=spring", num_seeds=5, preset="small"),
         Pair("sac", "brax/halfcheetah:backend=spring", num_seeds=5),
         Pair("td3", "brax/halfcheetah:backend=spring", num_seeds=5),
@@ -220,6 +225,8 @@ FAMILIES = {
         Pair("ppo", "xminigrid/MiniGrid-Empty-5x5", num_seeds=5),
         Pair("ppo", "pgx/minatar-breakout", num_seeds=5, preset="small"),
         Pair("ppo", CRAFTAX, None, "2.2 %, about 4.97, at 1M (Craftax-1M)", 5, "small", 4.97, is_sampled=True),
+        Pair("ppo_rnn", CRAFTAX, None, CRAFTAX_RNN, 5, "small", 5.20, is_sampled=True),
+        Pair("ppo_rnn", CRAFTAX, None, CRAFTAX_RNN, 5, "small", changes=(("cell", "lstm"),), is_sampled=True),
     ],
     OPTIONS: [  # an option switched on that the preset does not have, or off that it has
         Pair("ppo", "Acrobot-v1", changes=(("layer_norm", False),)),
@@ -232,14 +239,12 @@ FAMILIES = {
         Pair("td3", "MountainCarContinuous-v0", changes=(("noise_steps", 1),)),
     ],
     GPU: [
-        Pair("ppo", "playground/CartpoleBalance", None, "1000 (REPPO); 1000 at 60M (Playground)", 3),
-        Pair("ppo", "playground/CheetahRun", None, "748 (REPPO); 825 at 60M (Playground)", 3),
-        Pair("ppo", "playground/WalkerWalk", None, "847 (REPPO); 969 at 60M (Playground)", 3),
+        Pair("ppo", "playground/CartpoleBalance", None, "1000 (REPPO); 1000 at 60M (Playground)", 3, best=1000.0),
+        Pair("ppo", "playground/CheetahRun", None, "748 (REPPO); 825 at 60M (Playground)", 3, best=825.0),
+        Pair("ppo", "playground/WalkerWalk", None, "847 (REPPO); 969 at 60M (Playground)", 3, best=969.0),
         Pair("ppo", "brax/ant:backend=positional", None, "about 5,850 at 25M (Brax)", 3),
-        Pair("reppo", "playground/CheetahRun", None, "930 (REPPO)", 3),
+        Pair("reppo", "playground/CheetahRun", None, "930 (REPPO)", 3, best=930.0),
         Pair("ppo", "craftax/Craftax-Classic-Symbolic-v1", None, "90 % of the optimum at 1,000M (Craftax)", 3),
-        Pair("ppo_rnn", CRAFTAX, None, CRAFTAX_RNN, 5, "small", 5.20, is_sampled=True),
-        Pair("ppo_rnn", CRAFTAX, None, CRAFTAX_RNN, 5, "small", 5.20, (("cell", "lstm"),), True),
         Pair("ppo", "Asterix-MinAtar", None, MINATAR["Asterix-MinAtar"], best=17.8),
         Pair("ppo", "Breakout-MinAtar", None, MINATAR["Breakout-MinAtar"], best=50.1),
         Pair("ppo", "Freeway-MinAtar", None, MINATAR["Freeway-MinAtar"], best=61.8),
@@ -517,21 +522,22 @@ which rl-learned-optimization normalises."""
 ACHIEVEMENTS = """\
 Craftax: per cent of training episodes with each achievement, the mean over the last tenth of the iterations; those
 below 0.05 % are not named. The highest return is 226. In Craftax-1M, the table of scores after a million steps in
-Craftax' own repository, PPO has 2.2 % of that and PPO-RNN 2.3 %."""
+Craftax' own repository, PPO has 2.2 % of that and PPO-RNN 2.3 %. Both rows of recurrent PPO were trained on an H200,
+beside other runs, and are evaluated once, over 32 episodes."""
 GPU_INTRODUCTION = """\
 # On a GPU
 
-Measured on one NVIDIA H100 80GB HBM3 with 16 CPU cores, Python 3.12, jax 0.11.2, matrix products in float32. `python
-benchmarks/results.py --gpu` and `python benchmarks/speed.py --gpu` measure again. Of the tests in `test_ppo.py`,
-`test_ppo_probes.py`, `test_replay_probes.py`, `test_buffer.py` and `test_normalization.py` 101 of 136 ran there, and
-all passed; then the time on the GPU was over."""
+Measured on one NVIDIA H100 80GB HBM3 (CheetahRun and ant: H200) with 16 CPU cores, Python 3.12, jax 0.11.2, matrix
+products in float32. `python benchmarks/results.py --gpu` and `python benchmarks/speed.py --gpu` measure again. Of the
+tests in `test_ppo.py`, `test_ppo_probes.py`, `test_replay_probes.py`, `test_buffer.py` and `test_normalization.py` 101
+of 136 ran there, and all passed; then the time on the GPU was over."""
 GPU_SCORES = """\
 Unnamed presets; columns as in [RESULTS.md](RESULTS.md). Where the time says "earlier program", the row is of
-commit 91d5ca0, in TF32. Freeway and Seaquest were stopped at 8.0M of 10M env steps; their score is the last evaluation
-of the curve. Asterix was paused while others ran, so it has no time. OPEN and blines: RESULTS.md. For
-`ppo.py` REPPO is the PPO with which its authors compare, whose settings are those of the preset; Playground its own
-PPO, five seeds, as they measured it; Brax a plot of its notebook; Craftax the paper, Craftax-1M the repository's
-table of scores after a million steps."""
+commit 91d5ca0, in TF32. Freeway and Seaquest were stopped at 8.0M of 10M env steps, CheetahRun at 11.3M of 60M; their
+score, and that of ant, is the last evaluation of the curve, over 100 episodes, CheetahRun and ant 32. CheetahRun and
+ant were trained beside others and Asterix was paused while others ran, so they have no time. OPEN and blines:
+RESULTS.md. For `ppo.py` REPPO is the PPO with which its authors compare, whose settings are those of the preset;
+Playground its own PPO, five seeds, as they measured it; Brax a plot of its notebook; Craftax the paper."""
 GPU_SPEED = """\
 Cases of [speed.py](speed.py): env steps per second over all lanes, training included, medians of three runs. Runs of
 one program differ by at most 3 %, two machines of this kind by up to 15 %. At commit 91d5ca0, in TF32, PPO was slower
@@ -560,9 +566,10 @@ tell the state: a cue to keep for 16 steps, and CartPole without its velocities
 Rows of the tables above with one setting changed. P is the probability that a seed with the change scores higher than
 one with the preset, with its 95 % bootstrap interval.""",
     "Brax": """\
-`inverted_pendulum` and `reacher` use the backend `generalized`, the default, and the others `spring`, which is several
-times as fast ([README.md](README.md#environments)); returns of different backends cannot be compared. The budgets are
-for a CPU: 0.4M to 2M env steps for PPO, 20k to 200k for SAC and TD3.""",
+Where no backend is named it is `generalized`, the default; `spring` is several times as fast
+([README.md](README.md#environments)), and returns of different backends cannot be compared. The budgets are for a CPU:
+0.4M to 2M env steps for PPO, 20k to 200k for SAC and TD3. The published scores are IQMs of five seeds after 5.24M env
+steps, in which SAC and TD3 update once for each of them; ours have the settings of the backend `spring`.""",
 }
 BESIDE_DQN = """\
 Categorical DQN has the settings of DQN, but for the bins and what its presets say. P is the probability that one of its
@@ -777,12 +784,13 @@ def picture_of(family: str) -> str:
 
 def normalized_returns(raws: dict[Pair, dict[str, Any]]) -> dict[str, list[np.ndarray]]:
     """Evaluation curves at the shares SHARES of their budgets, 0: random actions, 1: the best published number; script
-    -> [num_seeds, len(SHARES)] for each environment that has one. At the end stands the final evaluation."""
+    -> [num_seeds, len(SHARES)] for each environment that has one; NaN before the first evaluation, at the end the final
+    one."""
     samples = {script: [] for script in COLORS}
     for pair, raw in raws.items():
         if pair.best is not None:
             steps, low = np.array(raw["eval_env_steps"]), raw["random_episode_return"]
-            curves = [np.interp(SHARES, steps / steps[-1], row) for row in raw["eval_episode_return"]]
+            curves = [np.interp(SHARES, steps / steps[-1], row, left=np.nan) for row in raw["eval_episode_return"]]
             returns = np.column_stack([np.array(curves)[:, :-1], raw["final_episode_return"]])
             samples[pair.script].append((returns - low) / (pair.best - low))
     return {script: arrays for script, arrays in samples.items() if arrays}
@@ -805,7 +813,7 @@ def plot_aggregate(path: Path, samples: dict[str, list[np.ndarray]]) -> None:
         scores, low, high = np.array(points).T
         label = f"{script}, {len(arrays)} environment{'s' if len(arrays) > 1 else ''}"
         axes.fill_between(SHARES, low, high, color=COLORS[script], alpha=0.2, linewidth=0)
-        axes.plot(SHARES, scores, STYLES[script], color=COLORS[script], linewidth=1.8, label=label)
+        axes.plot(SHARES, scores, STYLES[script], color=COLORS[script], label=label, **LINE)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.annotate("best published", (SHARES[0], 1.0), xytext=(0, 3), textcoords="offset points", fontsize="small")
     axes.set(xlabel="share of the environment steps", ylabel="normalised return, IQM")
@@ -823,21 +831,14 @@ def plot(path: Path, raws: dict[Pair, dict[str, Any]]) -> None:
     figure = Figure(figsize=(3.4 * num_columns, 2.5 * num_rows + 0.4), layout="constrained")
     panels = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
     for axes, env in zip(panels, envs, strict=False):
+        scripts = [pair.script for pair in raws if pair.env == env]
         for pair, raw in raws.items():
             if pair.env == env:
                 steps, returns = np.array(raw["eval_env_steps"]), np.array(raw["eval_episode_return"])
-                color, line_style = COLORS[pair.script], STYLES[pair.script]
+                color, look = COLORS[pair.script], STYLES[pair.script]
                 axes.fill_between(steps, *confidence_interval(returns), color=color, alpha=0.2, linewidth=0)
-                axes.plot(
-                    steps,
-                    iqm(returns),
-                    line_style,
-                    color=color,
-                    linewidth=1.8,
-                    marker=".",
-                    markersize=4,
-                    label=pair.script,
-                )
+                label = pair.script if scripts.count(pair.script) == 1 else f"{pair.script} {pair.flags}".rstrip()
+                axes.plot(steps, iqm(returns), look, color=color, label=label, **LINE)
         axes.set_title(env, fontsize="medium" if len(env) <= 30 else "small")  # a longer one is cut off
         steps = {step for pair, raw in raws.items() if pair.env == env for step in raw["eval_env_steps"] if step > 0}
         axes.set_xscale("symlog", linthresh=min(steps), linscale=0.4)  # budgets differ by a factor of ten; shows 0

@@ -152,7 +152,7 @@ def test_normalised_returns_are_0_if_random_and_1_if_published():
     }
     (returns,) = results.normalized_returns({pair: raw})["ppo"]
     np.testing.assert_allclose(returns[:, -1], [1.0, 0.5])
-    np.testing.assert_allclose(returns[0, [0, 8, 13]], [0.0, 0.0, 0.25], atol=1e-12)  # 10, 50 and 75 % of the steps
+    np.testing.assert_allclose(returns[0, [7, 8, 13]], [np.nan, 0.0, 0.25], atol=1e-12)  # 45, 50, 75 % of the steps
     assert results.normalized_returns({results.Pair("ppo", "nothing published"): raw}) == {}
 
 
