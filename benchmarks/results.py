@@ -65,7 +65,7 @@ RANDOM_EPISODES, MAX_STEPS = 1_000, 10_000
 COLORS = {"ppo": "#0072B2", "dqn": "#D55E00", "sac": "#009E73", "td3": "#CC79A7"}  # Okabe and Ito
 COLORS |= {"pqn": "#56B4E9", "reppo": "#E69F00"}
 COLORS |= {"categorical_dqn": "#D55E00", "ppo_rnn": "#0072B2", "sac_discrete": "#009E73"}  # as what they are made from
-LINE = {"linewidth": 1.8, "marker": ".", "markersize": 4}
+MIN_EVALUATIONS = 5  # of a curve
 SHARES = np.linspace(0.1, 1.0, 19)  # of a budget
 EQUAL = ("bit-equal", "equal to rounding")  # what `likeness` says of programs that compute the same
 SHORT_ITERATION = 4  # cycles of collecting and learning
@@ -504,40 +504,42 @@ INTRODUCTION = """\
 
 Made by `python benchmarks/results.py`; `--only <script>/<environment>` repeats a row. Each row is a preset of the
 script, the one whose name follows the environment or else that without a name, on seeds 0 to 19, or on the first ones
-where `seeds` is less. Presets of GPU size and Craftax' `small` have published settings, but for PPO's learning rate on
-Breakout. That, and the settings of all other presets of PPO and REPPO, of DQN and discrete SAC on CartPole, of PQN on
-Asterix, Freeway and Seaquest, and of all scripts on the MountainCars, bsuite, misc, and Brax' reacher, hopper and
-walker2d were chosen on seeds 1000 and up.
+where `seeds` is less. Presets of GPU size and Craftax' `small` have published settings, but for PPO's networks on
+Playground and its learning rate on Breakout. That rate, and the settings of all other presets of PPO and REPPO, of DQN
+and discrete SAC on CartPole, of PQN on Asterix, Freeway and Seaquest, and of all scripts on the MountainCars, bsuite,
+misc, and Brax' reacher, hopper and walker2d were chosen on seeds 1000 and up.
 Scores are greedy returns after training, with sampled actions where the row says so, over 100 whole episodes for each
-seed: the interquartile mean (IQM) over seeds with its 95 % bootstrap interval, the mean, the mean of the worst quarter
-of the seeds, and the worst seed. A seed has failed if it ends below half of the way from random actions to the IQM of
-its row: {} of {} seeds, without the rows of GPU.md and those that change a preset and have no bar.
-Each script's name links to the raw file with the commands, the settings, the curve and the score of every seed,
-the commit, the versions and the machine. `time` is the whole training command for all seeds together, on one or two
-cores that often had other work, "not timed" where it was stopped.
+seed (recurrent PPO on Craftax 32): the interquartile mean (IQM) over seeds with its 95 % bootstrap interval, the mean,
+the mean of the worst quarter of the seeds, and the worst seed. A seed has failed if it ends below half of the way from
+random actions to the IQM of its row: {} of {} seeds, without the rows of GPU.md and those that change a preset and have
+no bar.
+Each script's name links to the raw file with the commands, the settings, the curve and the score of every seed, the
+commit, the versions and the machine. `time` is the whole training command for all seeds together, on one or two cores
+that often had other work, "not timed" where it was stopped, or trained beside others on a GPU.
 
 The published numbers follow other protocols: Zoo is one agent with deterministic evaluation (RL Baselines3 Zoo), SLM
 the training return of 4 seeds (SLM-Lab 5), blines one seed with sampled actions (gymnax-blines), and OPEN the PPO by
 which rl-learned-optimization normalises."""
 ACHIEVEMENTS = """\
 Craftax: per cent of training episodes with each achievement, the mean over the last tenth of the iterations; those
-below 0.05 % are not named. The highest return is 226. In Craftax-1M, the table of scores after a million steps in
-Craftax' own repository, PPO has 2.2 % of that and PPO-RNN 2.3 %. Both rows of recurrent PPO were trained on an H200,
-beside other runs, and are evaluated once, over 32 episodes."""
+below 0.05 % in all rows are not named. The highest return is 226. In Craftax-1M, the table of scores after a million
+steps in Craftax' own repository, PPO has 2.2 % of that and PPO-RNN 2.3 %. Both rows of recurrent PPO were trained on an
+H200 and evaluated once, over 32 episodes."""
 GPU_INTRODUCTION = """\
 # On a GPU
 
 Measured on one NVIDIA H100 80GB HBM3 (CheetahRun and ant: H200) with 16 CPU cores, Python 3.12, jax 0.11.2, matrix
 products in float32. `python benchmarks/results.py --gpu` and `python benchmarks/speed.py --gpu` measure again. Of the
 tests in `test_ppo.py`, `test_ppo_probes.py`, `test_replay_probes.py`, `test_buffer.py` and `test_normalization.py` 101
-of 136 ran there, and all passed; then the time on the GPU was over."""
+of 136 ran on the H100, and all passed; then the time on the GPU was over."""
 GPU_SCORES = """\
 Unnamed presets; columns as in [RESULTS.md](RESULTS.md). Where the time says "earlier program", the row is of
-commit 91d5ca0, in TF32. Freeway and Seaquest were stopped at 8.0M of 10M env steps, CheetahRun at 11.3M of 60M; their
-score, and that of ant, is the last evaluation of the curve, over 100 episodes, CheetahRun and ant 32. CheetahRun and
-ant were trained beside others and Asterix was paused while others ran, so they have no time. OPEN and blines:
-RESULTS.md. For `ppo.py` REPPO is the PPO with which its authors compare, whose settings are those of the preset;
-Playground its own PPO, five seeds, as they measured it; Brax a plot of its notebook; Craftax the paper."""
+commit 91d5ca0, in TF32. Freeway and Seaquest were stopped at 8.0M of 10M env steps, CheetahRun at 11.3M of 60M. The
+scores of these three, of SpaceInvaders and of ant are those of the run's last evaluation, over 32 episodes for
+CheetahRun and ant and else over 100. CheetahRun and ant were trained beside other runs, and Asterix was paused while
+others ran, so they have no time. OPEN and blines: RESULTS.md. For `ppo.py` REPPO is the PPO with which its authors
+compare, whose settings are those of the preset but for the networks; Playground its own PPO, five seeds, as they
+measured it; Brax a plot of its notebook; Craftax the paper. CheetahRun and ant have too few evaluations for a curve."""
 GPU_SPEED = """\
 Cases of [speed.py](speed.py): env steps per second over all lanes, training included, medians of three runs. Runs of
 one program differ by at most 3 %, two machines of this kind by up to 15 %. At commit 91d5ca0, in TF32, PPO was slower
@@ -568,8 +570,9 @@ one with the preset, with its 95 % bootstrap interval.""",
     "Brax": """\
 Where no backend is named it is `generalized`, the default; `spring` is several times as fast
 ([README.md](README.md#environments)), and returns of different backends cannot be compared. The budgets are for a CPU:
-0.4M to 2M env steps for PPO, 20k to 200k for SAC and TD3. The published scores are IQMs of five seeds after 5.24M env
-steps, in which SAC and TD3 update once for each of them; ours have the settings of the backend `spring`.""",
+0.4M to 2M env steps for PPO, 20k to 200k for SAC and TD3. Rows with `--total-timesteps 5240000` have the settings of
+the backend `spring` and stand beside IQMs of five seeds after as many env steps (synthetic-gymnax), where SAC and TD3
+make an update per env step, as here.""",
 }
 BESIDE_DQN = """\
 Categorical DQN has the settings of DQN, but for the bins and what its presets say. P is the probability that one of its
@@ -579,8 +582,8 @@ BARS = """\
 
 Each IQM beside the score that counts as solved and the best published number; "within" where the IQM misses a goal that
 its 95 % interval contains. The IQM is rounded as the goals are, the interval is not. What was tried where a goal was
-missed stands in [NOTES.md](NOTES.md#where-a-bar-was-hard-to-reach). The 10M env steps of MinAtar are rows of
-[GPU.md](GPU.md).
+missed stands in [NOTES.md](NOTES.md#where-a-bar-was-hard-to-reach). CheetahRun and the 10M env steps of MinAtar are
+rows of [GPU.md](GPU.md), whose ant has no goal: its published score was read off a plot.
 
 | script | environment | env steps per seed | IQM | solved | reached | best published | reached |
 |---|---|---|---|---|---|---|---|"""
@@ -596,10 +599,10 @@ AGGREGATE = """\
 ## All environments with a published score
 
 The return is normalised, 0 for random actions (the mean of 1,000 episodes) and 1 for the best published number of the
-tables above and of GPU.md, whatever its env steps and protocol; rows of a tenth of the published env steps are left
-out. The IQM is over the seeds of all environments of a script, which weigh the same. The last columns are the
-probability that a random seed of ours scores higher than the published number (ties: half), the mean over environments.
-Both have 95 % bootstrap intervals stratified by environment.
+table of bars, whatever its env steps and protocol. Rows of a tenth of the published env steps have none there. The
+curves are of the rows with at least five evaluations. The IQM is over the seeds of all environments of a script, which
+weigh the same. The last columns are the probability that a random seed of ours scores higher than the published number
+(ties: half), the mean over environments. Both have 95 % bootstrap intervals stratified by environment.
 
 | script | environments | IQM | 95 % interval | P(ours > published) | 95 % interval |
 |---|---|---|---|---|---|"""
@@ -769,12 +772,13 @@ def pages() -> dict[Path, list[Pair]]:
 
 
 def draw(raws: dict[Pair, dict[str, Any]]) -> None:
-    """The pictures of RESULTS.md."""
+    """The pictures of RESULTS.md and GPU.md, of the rows that have a curve."""
+    curves = {pair: raw for pair, raw in raws.items() if len(raw["eval_env_steps"]) >= MIN_EVALUATIONS}
     for family, pairs in FAMILIES.items():
-        measured = {pair: raws[pair] for pair in pairs if pair in raws}
-        if measured and family != OPTIONS:
-            plot(FOLDER / "results" / picture_of(family), measured)
-    plot_aggregate(FOLDER / "results" / "aggregate.png", normalized_returns(raws))
+        shown = {pair: curves[pair] for pair in pairs if pair in curves}
+        if shown and family != OPTIONS:
+            plot(FOLDER / "results" / picture_of(family), shown)
+    plot_aggregate(FOLDER / "results" / "aggregate.png", normalized_returns(curves))
 
 
 def picture_of(family: str) -> str:
@@ -784,13 +788,12 @@ def picture_of(family: str) -> str:
 
 def normalized_returns(raws: dict[Pair, dict[str, Any]]) -> dict[str, list[np.ndarray]]:
     """Evaluation curves at the shares SHARES of their budgets, 0: random actions, 1: the best published number; script
-    -> [num_seeds, len(SHARES)] for each environment that has one; NaN before the first evaluation, at the end the final
-    one."""
+    -> [num_seeds, len(SHARES)] for each environment that has one. At the end stands the final evaluation."""
     samples = {script: [] for script in COLORS}
     for pair, raw in raws.items():
         if pair.best is not None:
             steps, low = np.array(raw["eval_env_steps"]), raw["random_episode_return"]
-            curves = [np.interp(SHARES, steps / steps[-1], row, left=np.nan) for row in raw["eval_episode_return"]]
+            curves = [np.interp(SHARES, steps / steps[-1], row) for row in raw["eval_episode_return"]]
             returns = np.column_stack([np.array(curves)[:, :-1], raw["final_episode_return"]])
             samples[pair.script].append((returns - low) / (pair.best - low))
     return {script: arrays for script, arrays in samples.items() if arrays}
@@ -813,7 +816,7 @@ def plot_aggregate(path: Path, samples: dict[str, list[np.ndarray]]) -> None:
         scores, low, high = np.array(points).T
         label = f"{script}, {len(arrays)} environment{'s' if len(arrays) > 1 else ''}"
         axes.fill_between(SHARES, low, high, color=COLORS[script], alpha=0.2, linewidth=0)
-        axes.plot(SHARES, scores, STYLES[script], color=COLORS[script], label=label, **LINE)
+        axes.plot(SHARES, scores, STYLES[script], color=COLORS[script], linewidth=1.8, label=label)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.annotate("best published", (SHARES[0], 1.0), xytext=(0, 3), textcoords="offset points", fontsize="small")
     axes.set(xlabel="share of the environment steps", ylabel="normalised return, IQM")
@@ -831,14 +834,14 @@ def plot(path: Path, raws: dict[Pair, dict[str, Any]]) -> None:
     figure = Figure(figsize=(3.4 * num_columns, 2.5 * num_rows + 0.4), layout="constrained")
     panels = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
     for axes, env in zip(panels, envs, strict=False):
-        scripts = [pair.script for pair in raws if pair.env == env]
         for pair, raw in raws.items():
             if pair.env == env:
                 steps, returns = np.array(raw["eval_env_steps"]), np.array(raw["eval_episode_return"])
                 color, look = COLORS[pair.script], STYLES[pair.script]
                 axes.fill_between(steps, *confidence_interval(returns), color=color, alpha=0.2, linewidth=0)
-                label = pair.script if scripts.count(pair.script) == 1 else f"{pair.script} {pair.flags}".rstrip()
-                axes.plot(steps, iqm(returns), look, color=color, label=label, **LINE)
+                axes.plot(
+                    steps, iqm(returns), look, color=color, label=pair.script, linewidth=1.8, marker=".", markersize=4
+                )
         axes.set_title(env, fontsize="medium" if len(env) <= 30 else "small")  # a longer one is cut off
         steps = {step for pair, raw in raws.items() if pair.env == env for step in raw["eval_env_steps"] if step > 0}
         axes.set_xscale("symlog", linthresh=min(steps), linscale=0.4)  # budgets differ by a factor of ten; shows 0

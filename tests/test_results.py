@@ -152,7 +152,7 @@ def test_normalised_returns_are_0_if_random_and_1_if_published():
     }
     (returns,) = results.normalized_returns({pair: raw})["ppo"]
     np.testing.assert_allclose(returns[:, -1], [1.0, 0.5])
-    np.testing.assert_allclose(returns[0, [7, 8, 13]], [np.nan, 0.0, 0.25], atol=1e-12)  # 45, 50, 75 % of the steps
+    np.testing.assert_allclose(returns[0, [0, 8, 13]], [0.0, 0.0, 0.25], atol=1e-12)  # 10, 50 and 75 % of the steps
     assert results.normalized_returns({results.Pair("ppo", "nothing published"): raw}) == {}
 
 
@@ -179,6 +179,21 @@ def test_the_probability_to_beat_a_published_number():
 def test_names_and_raw_files_are_of_one_pair_each():
     for values in ({pair.name for pair in results.PAIRS}, {pair.path for pair in results.PAIRS}):
         assert len(values) == len(results.PAIRS)
+
+
+@pytest.mark.parametrize("pair", [pair for pair in results.PAIRS if pair.best is not None], ids=lambda pair: pair.name)
+def test_the_best_number_stands_among_the_published_ones(pair):
+    assert f"{pair.best:g}" in pair.published
+
+
+def test_a_row_is_drawn_that_has_a_curve(monkeypatch):
+    pictures = []
+    monkeypatch.setattr(results, "plot", lambda path, raws: pictures.append(list(raws)))
+    monkeypatch.setattr(results, "plot_aggregate", lambda path, samples: pictures.append(list(samples)))
+    short, curve, *_ = results.FAMILIES[results.HEADLINE]
+    raw = RAWS[curve]
+    results.draw({short: raw | {"eval_env_steps": raw["eval_env_steps"][-4:]}, curve: raw})
+    assert pictures == [[curve], [curve.script]]
 
 
 def test_pairs_of_gpu_size_are_started_with_gpu_alone(tmp_path, monkeypatch):

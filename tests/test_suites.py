@@ -681,6 +681,13 @@ def test_an_episode_can_be_drawn(name, ending, tmp_path):
     assert_drawn(env.suite, ending, states, returns, tmp_path)
 
 
+def test_craftax_loads_its_textures_only_to_draw(monkeypatch):
+    pytest.importorskip("craftax")
+    suite = make_env(SMALL["craftax"]).suite
+    monkeypatch.setitem(sys.modules, f"{suite.package}.renderer", None)  # an import fails
+    assert suite.renderer()[0] == ".gif"
+
+
 def assert_drawn(suite, ending, states, returns, folder):
     suffix, render = suite.renderer()
     path = folder / f"episode{suffix}"
