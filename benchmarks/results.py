@@ -511,8 +511,8 @@ misc, and Brax' reacher, hopper and walker2d were chosen on seeds 1000 and up.
 Scores are greedy returns after training, with sampled actions where the row says so, over 100 whole episodes for each
 seed (recurrent PPO on Craftax 32): the interquartile mean (IQM) over seeds with its 95 % bootstrap interval, the mean,
 the mean of the worst quarter of the seeds, and the worst seed. A seed has failed if it ends below half of the way from
-random actions to the IQM of its row: {} of {} seeds, without the rows of GPU.md and those that change a preset and have
-no bar.
+random actions to the IQM of its row: {} of {} seeds, without the rows of GPU.md and those that change a preset and
+have no bar.
 Each script's name links to the raw file with the commands, the settings, the curve and the score of every seed, the
 commit, the versions and the machine. `time` is the whole training command for all seeds together, on one or two cores
 that often had other work, "not timed" where it was stopped, or trained beside others on a GPU.
