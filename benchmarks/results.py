@@ -507,7 +507,7 @@ script, the one whose name follows the environment or else that without a name, 
 where `seeds` is less. Presets of GPU size and Craftax' `small` have published settings, but for PPO's networks on
 Playground and its learning rate on Breakout. That rate, and the settings of all other presets of PPO and REPPO, of DQN
 and discrete SAC on CartPole, of PQN on Asterix, Freeway and Seaquest, and of all scripts on the MountainCars, bsuite,
-misc, and Brax' reacher, hopper and walker2d were chosen on seeds 1000 and up.
+misc, and Brax' reacher, hopper and walker2d, and of PPO on Brax' ant were chosen on seeds 1000 and up.
 Scores are greedy returns after training, with sampled actions where the row says so, over 100 whole episodes for each
 seed (recurrent PPO on Craftax 32): the interquartile mean (IQM) over seeds with its 95 % bootstrap interval, the mean,
 the mean of the worst quarter of the seeds, and the worst seed. A seed has failed if it ends below half of the way from
