@@ -599,10 +599,10 @@ AGGREGATE = """\
 ## All environments with a published score
 
 The return is normalised, 0 for random actions (the mean of 1,000 episodes) and 1 for the best published number of the
-table of bars, whatever its env steps and protocol. Rows of a tenth of the published env steps have none there. The
-curves are of the rows with at least five evaluations. The IQM is over the seeds of all environments of a script, which
-weigh the same. The last columns are the probability that a random seed of ours scores higher than the published number
-(ties: half), the mean over environments. Both have 95 % bootstrap intervals stratified by environment.
+table of bars, whatever its env steps and protocol; it has no row of a tenth of the published env steps. The curves are
+of the rows with at least five evaluations. The IQM is over the seeds of all environments of a script, which weigh the
+same. The last columns are the probability that a random seed of ours scores higher than the published number (ties:
+half), the mean over environments. Both have 95 % bootstrap intervals stratified by environment.
 
 | script | environments | IQM | 95 % interval | P(ours > published) | 95 % interval |
 |---|---|---|---|---|---|"""
