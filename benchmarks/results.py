@@ -507,7 +507,7 @@ script, the one whose name follows the environment or else that without a name, 
 where `seeds` is less. Presets of GPU size and Craftax' `small` have published settings, but for PPO's networks on
 Playground and its learning rate on Breakout. That rate, and the settings of all other presets of PPO and REPPO, of DQN
 and discrete SAC on CartPole, of PQN on Asterix, Freeway and Seaquest, and of all scripts on the MountainCars, bsuite,
-misc, and Brax' reacher, hopper and walker2d, and of PPO on Brax' ant were chosen on seeds 1000 and up.
+misc, and Brax' reacher, hopper and walker2d, and of PPO and TD3 on Brax' ant were chosen on seeds 1000 and up.
 Scores are greedy returns after training, with sampled actions where the row says so, over 100 whole episodes for each
 seed (recurrent PPO on Craftax 32): the interquartile mean (IQM) over seeds with its 95 % bootstrap interval, the mean,
 the mean of the worst quarter of the seeds, and the worst seed. A seed has failed if it ends below half of the way from
@@ -528,18 +528,18 @@ H200 and evaluated once, over 32 episodes."""
 GPU_INTRODUCTION = """\
 # On a GPU
 
-Measured on one NVIDIA H100 80GB HBM3 (CheetahRun and ant: H200) with 16 CPU cores, Python 3.12, jax 0.11.2, matrix
-products in float32. `python benchmarks/results.py --gpu` and `python benchmarks/speed.py --gpu` measure again. Of the
-tests in `test_ppo.py`, `test_ppo_probes.py`, `test_replay_probes.py`, `test_buffer.py` and `test_normalization.py` 101
-of 136 ran on the H100, and all passed; then the time on the GPU was over."""
+Measured on one NVIDIA H100 80GB HBM3, or where the raw file says so H200, with 16 CPU cores, Python 3.12, jax 0.11.2,
+matrix products in float32. `python benchmarks/results.py --gpu` and `python benchmarks/speed.py --gpu` measure again.
+Of the tests in `test_ppo.py`, `test_ppo_probes.py`, `test_replay_probes.py`, `test_buffer.py` and
+`test_normalization.py` 101 of 136 ran on the H100, and all passed; then the time on the GPU was over."""
 GPU_SCORES = """\
-Unnamed presets; columns as in [RESULTS.md](RESULTS.md). Where the time says "earlier program", the row is of
-commit 91d5ca0, in TF32. Freeway and Seaquest were stopped at 8.0M of 10M env steps, CheetahRun at 11.3M of 60M. The
-scores of these three, of SpaceInvaders and of ant are those of the run's last evaluation, over 32 episodes for
-CheetahRun and ant and else over 100. CheetahRun and ant were trained beside other runs, and Asterix was paused while
-others ran, so they have no time. OPEN and blines: RESULTS.md. For `ppo.py` REPPO is the PPO with which its authors
-compare, whose settings are those of the preset but for the networks; Playground its own PPO, five seeds, as they
-measured it; Brax a plot of its notebook; Craftax the paper. CheetahRun and ant have too few evaluations for a curve."""
+Unnamed presets; columns as in [RESULTS.md](RESULTS.md). Seaquest is of an earlier program, commit 91d5ca0, in TF32. It
+was stopped at 8.0M of 10M env steps, REPPO at 10.9M of 50M. The scores of these two and of ant are those of the run's
+last evaluation, over 100 episodes for Seaquest and 32 for the others. ant and SpaceInvaders were trained beside other
+runs, and Asterix was paused while others ran, so they have no time; Freeway and CheetahRun were compiled beside others,
+which is part of theirs. OPEN and blines: RESULTS.md. For `ppo.py` REPPO is the PPO with which its authors compare,
+whose settings are those of the preset but for the networks; Playground its own PPO, five seeds, as they measured it;
+Brax a plot of its notebook; Craftax the paper. ant and REPPO have too few evaluations for a curve."""
 GPU_SPEED = """\
 Cases of [speed.py](speed.py): env steps per second over all lanes, training included, medians of three runs. Runs of
 one program differ by at most 3 %, two machines of this kind by up to 15 %. At commit 91d5ca0, in TF32, PPO was slower
