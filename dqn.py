@@ -61,7 +61,7 @@ class Config:
     batch_size: int = 128  # transitions per update
     train_interval: int = 4  # env steps between updates; 4 as in Mnih et al. 2015
     gradient_steps: int = 1  # updates per train_interval
-    target_interval: int = 500  # env steps after learning_starts between target updates
+    target_interval: int = 500  # env steps between target updates, from learning_starts on
     tau: PositiveFraction = 1.0  # step of the target network towards the online network; 1: copy
     learning_rate: NonNegative = 2.5e-4  # Adam step size at the start
     anneal_learning_rate: bool = False  # decay the learning rate linearly to 0
@@ -161,7 +161,7 @@ class State:
     target_params: Any  # of QNetwork
     opt_state: optax.OptState
     buffer: Buffer  # of Transition, [buffer_size, ...]
-    env_state: Any  # [num_envs, ...]
+    env_state: Any  # of num_envs environments
     obs: jax.Array  # [num_envs, *obs_shape]
     key: jax.Array  # []
     obs_statistics: normalization.RunningStatistics | None  # if normalize_obs

@@ -59,7 +59,7 @@ class Config:
     normalize_obs: bool = False  # normalise by running mean and variance
     normalize_reward: bool = False  # divide by the std of the discounted return
     reward_scale: Positive = 1.0  # factor of the rewards
-    hidden_sizes: tuple[int, ...] = (64, 64)  # units in each hidden layer of both networks
+    hidden_sizes: tuple[int, ...] = (64, 64)  # units in each hidden layer, after any convolution
     value_hidden_sizes: tuple[int, ...] = ()  # those of the value network; empty: hidden_sizes
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # that of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
@@ -152,7 +152,8 @@ class Transition:
 class Batch:
     """Rows of a rollout for the loss; minibatch_size in a minibatch."""
 
-    transitions: Transition
+    obs: jax.Array  # not normalised
+    action: jax.Array
     log_prob: jax.Array  # of the action when sampled
     value: jax.Array  # of obs, before any update
     advantage: jax.Array  # not normalised
@@ -172,7 +173,7 @@ class State:
 
     params: Params
     opt_state: optax.OptState
-    env_state: Any  # [num_envs, ...]
+    env_state: Any  # of num_envs environments
     obs: jax.Array  # [num_envs, *obs_shape]
     key: jax.Array  # []
     obs_statistics: normalization.RunningStatistics | None  # if normalize_obs
@@ -308,7 +309,14 @@ def make(config: Config) -> Algorithm:
         log_prob = actor.apply(state.params.actor, obs).log_prob(rollout.action)
         v, next_value = (critic.apply(state.params.critic, x) for x in (obs, next_obs))
         advantage, target = gae(rollout, v, next_value, config.gamma, config.gae_lambda)
-        return Batch(rollout, log_prob=log_prob, value=v, advantage=advantage, target=target)
+        return Batch(
+            obs=rollout.obs,
+            action=rollout.action,
+            log_prob=log_prob,
+            value=v,
+            advantage=advantage,
+            target=target,
+        )
 
     def update(batch, state, rows):
         minibatch = jax.tree.map(lambda x: x[rows], batch)
@@ -319,10 +327,10 @@ def make(config: Config) -> Algorithm:
         return state.replace(params=params, opt_state=opt_state), metrics
 
     def loss(params, state, batch):
-        obs = preprocess(state, batch.transitions.obs)
+        obs = preprocess(state, batch.obs)
         policy = actor.apply(params.actor, obs)
         v = critic.apply(params.critic, obs)
-        log_ratio = policy.log_prob(batch.transitions.action) - batch.log_prob
+        log_ratio = policy.log_prob(batch.action) - batch.log_prob
         ratio = jnp.exp(log_ratio)
         advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
         clipped_ratio = jnp.clip(ratio, 1 - config.clip_eps, 1 + config.clip_eps)

@@ -184,7 +184,7 @@ class State:
     target_params: Any  # of TwinCritic, [2, ...]
     opt_state: dict[str, optax.OptState]  # by the names in Params
     buffer: Buffer  # of Transition, [buffer_size, ...]
-    env_state: Any  # [num_envs, ...]
+    env_state: Any  # of num_envs environments
     obs: jax.Array  # [num_envs, *obs_shape]
     key: jax.Array  # []
     obs_statistics: normalization.RunningStatistics | None  # if normalize_obs

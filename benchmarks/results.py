@@ -79,7 +79,7 @@ class Pair:
 
     script: str
     env: str
-    bar: float | None = None  # a return that counts as solved
+    bar: float | None = None  # the goal for its return
     published: str = "none"  # the best published number, its env steps and its source
     num_seeds: int = 20
     preset: str = ""  # its name; "": the one without
@@ -502,12 +502,15 @@ def count_failed(raw: dict[str, Any]) -> int:
 INTRODUCTION = """\
 # Results
 
-Made by `python benchmarks/results.py`; `--only <script>/<environment>` repeats a row. Each row is a preset of the
-script, the one whose name follows the environment or else that without a name, on seeds 0 to 19, or on the first ones
-where `seeds` is less. Presets of GPU size and Craftax' `small` have published settings, but for PPO's networks on
-Playground and its learning rate on Breakout. That rate, and the settings of all other presets of PPO and REPPO, of DQN
-and discrete SAC on CartPole, of PQN on Asterix, Freeway and Seaquest, and of all scripts on the MountainCars, bsuite,
-misc, and Brax' reacher, hopper and walker2d, and of PPO and TD3 on Brax' ant were chosen on seeds 1000 and up.
+Made by `python benchmarks/results.py`; `--only <script>/<environment>[/<preset>]` makes one row. Each row is a preset
+of the script, the one whose name follows the environment or else that without a name, on seeds 0 to 19, or on the first
+ones where `seeds` is less. Presets of GPU size and Craftax' `small` have published settings, but for PPO's networks on
+Playground and its learning rate on Breakout. Chosen on seeds 1000 and up, which no row has, were:
+
+- PPO and REPPO: that rate and all other presets;
+- DQN and discrete SAC: CartPole; categorical DQN: Acrobot; PQN: Asterix, Freeway and Seaquest; TD3: Brax' ant;
+- all scripts: the MountainCars, bsuite, misc, and Brax' reacher, hopper and walker2d.
+
 Scores are greedy returns after training, with sampled actions where the row says so, over 100 whole episodes for each
 seed (recurrent PPO on Craftax 32): the interquartile mean (IQM) over seeds with its 95 % bootstrap interval, the mean,
 the mean of the worst quarter of the seeds, and the worst seed. A seed has failed if it ends below half of the way from
@@ -528,18 +531,24 @@ H200 and evaluated once, over 32 episodes."""
 GPU_INTRODUCTION = """\
 # On a GPU
 
-Measured on one NVIDIA H100 80GB HBM3, or where the raw file says so H200, with 16 CPU cores, Python 3.12, jax 0.11.2,
-matrix products in float32. `python benchmarks/results.py --gpu` and `python benchmarks/speed.py --gpu` measure again.
-Of the tests in `test_ppo.py`, `test_ppo_probes.py`, `test_replay_probes.py`, `test_buffer.py` and
-`test_normalization.py` 101 of 136 ran on the H100, and all passed; then the time on the GPU was over."""
+Measured on one NVIDIA H100 80GB HBM3 (Asterix, Breakout, Seaquest and the speeds) or H200 (the other scores) with 16
+CPU cores, Python 3.12, jax 0.11.2, matrix products in float32. `python benchmarks/results.py --gpu` and `python
+benchmarks/speed.py --gpu` measure again. Of the tests in `test_ppo.py`, `test_ppo_probes.py`, `test_replay_probes.py`,
+`test_buffer.py` and `test_normalization.py` 101 of 136 ran on the H100, and all passed; then the time on the GPU was
+over."""
 GPU_SCORES = """\
-Unnamed presets; columns as in [RESULTS.md](RESULTS.md). Seaquest is of an earlier program, commit 91d5ca0, in TF32. It
-was stopped at 8.0M of 10M env steps, REPPO at 10.9M of 50M. The scores of these two and of ant are those of the run's
-last evaluation, over 100 episodes for Seaquest and 32 for the others. ant and SpaceInvaders were trained beside other
-runs, and Asterix was paused while others ran, so they have no time; Freeway and CheetahRun were compiled beside others,
-which is part of theirs. OPEN and blines: RESULTS.md. For `ppo.py` REPPO is the PPO with which its authors compare,
-whose settings are those of the preset but for the networks; Playground its own PPO, five seeds, as they measured it;
-Brax a plot of its notebook; Craftax the paper. ant and REPPO have too few evaluations for a curve."""
+Unnamed presets; columns as in [RESULTS.md](RESULTS.md).
+
+- Seaquest is of an earlier program, commit 91d5ca0, in TF32, and was stopped at 8.0M of 10M env steps; its score is
+  that of the run's last evaluation.
+- REPPO was stopped at 10.9M of 50M env steps. Its score and that of ant are from the run's last evaluation, over 32
+  episodes; both have too few evaluations for a curve.
+- Not timed: ant and SpaceInvaders, which were trained beside other runs, and Asterix, which waited for others. Freeway
+  and CheetahRun were compiled beside others, which is part of their time.
+
+Published: OPEN and blines are PPO, see RESULTS.md. In rows of `ppo.py`, REPPO stands for the PPO with which its authors
+compare, which has the preset's settings but for the networks; Playground for its own PPO, five seeds; Brax for a plot
+in its notebook."""
 GPU_SPEED = """\
 Cases of [speed.py](speed.py): env steps per second over all lanes, training included, medians of three runs. Runs of
 one program differ by at most 3 %, two machines of this kind by up to 15 %. At commit 91d5ca0, in TF32, PPO was slower
@@ -565,8 +574,8 @@ seeds. `ppo.py`, which has no memory, stands beside recurrent PPO with the same 
 tell the state: a cue to keep for 16 steps, and CartPole without its velocities
 ([hidden_velocity.py](hidden_velocity.py)).""",
     OPTIONS: """\
-Rows of the tables above with one setting changed. P is the probability that a seed with the change scores higher than
-one with the preset, with its 95 % bootstrap interval.""",
+Rows of the tables above, or their first seeds, with one setting changed. P is the probability that a seed with the
+change scores higher than one with the preset, with its 95 % bootstrap interval.""",
     "Brax": """\
 Where no backend is named it is `generalized`, the default; `spring` is several times as fast
 ([README.md](README.md#environments)), and returns of different backends cannot be compared. The budgets are for a CPU:
@@ -580,12 +589,12 @@ seeds scores higher than one of DQN's, with its 95 % bootstrap interval."""
 BARS = """\
 ## Bars
 
-Each IQM beside the score that counts as solved and the best published number; "within" where the IQM misses a goal that
-its 95 % interval contains. The IQM is rounded as the goals are, the interval is not. What was tried where a goal was
-missed stands in [NOTES.md](NOTES.md#where-a-bar-was-hard-to-reach). CheetahRun and the 10M env steps of MinAtar are
-rows of [GPU.md](GPU.md), whose ant has no goal: its published score was read off a plot.
+Each IQM beside our goal for the script and its env steps, and the best published number; "within" where the IQM misses
+one that its 95 % interval contains. The IQM is rounded as they are, and the interval is compared before it is rounded.
+What was tried where a goal was missed stands in [NOTES.md](NOTES.md#where-a-bar-was-hard-to-reach). CheetahRun and the
+10M env steps of MinAtar are rows of [GPU.md](GPU.md), whose ant has no goal: its published score was read off a plot.
 
-| script | environment | env steps per seed | IQM | solved | reached | best published | reached |
+| script | environment | env steps per seed | IQM | goal | reached | best published | reached |
 |---|---|---|---|---|---|---|---|"""
 RESTAMPED = """\
 ## Rows and today's programs
@@ -599,10 +608,10 @@ AGGREGATE = """\
 ## All environments with a published score
 
 The return is normalised, 0 for random actions (the mean of 1,000 episodes) and 1 for the best published number of the
-table of bars, whatever its env steps and protocol; it has no row of a tenth of the published env steps. The curves are
-of the rows with at least five evaluations. The IQM is over the seeds of all environments of a script, which weigh the
-same. The last columns are the probability that a random seed of ours scores higher than the published number (ties:
-half), the mean over environments. Both have 95 % bootstrap intervals stratified by environment.
+table of bars, whatever its env steps and protocol; that table leaves out rows with a tenth of the published env steps.
+The curves are of the rows with at least five evaluations. The IQM is over the seeds of all environments of a script,
+which weigh the same. The last columns are the probability that a random seed of ours scores higher than the published
+number (ties: half), the mean over environments. Both have 95 % bootstrap intervals stratified by environment.
 
 | script | environments | IQM | 95 % interval | P(ours > published) | 95 % interval |
 |---|---|---|---|---|---|"""
@@ -664,13 +673,14 @@ def achievement_table(measured: dict[Pair, dict[str, Any]]) -> list[str]:
 
 def option_table(measured: dict[Pair, dict[str, Any]], raws: dict[Pair, dict[str, Any]]) -> list[str]:
     """A Markdown table of the options: each beside the row of its preset."""
-    columns = ("script", "environment", "changed", "IQM of the preset", "IQM", "worst seed", "P(changed > preset)")
+    measures = "IQM", "worst seed", "seeds"
+    columns = ("script", "environment", "changed", "IQM of the preset", *measures, "P(changed > preset)")
     lines = [columns, ["---"] * len(columns)]
     for pair, raw in measured.items():
         row, base = cells(pair, raw, FOLDER), replace(pair, changes=())
         (preset,) = (raws[other] for other in raws if other.name == base.name)
         line = [row["script"], pair.env, f"`{pair.flags}`", cells(base, preset, FOLDER)["IQM"]]
-        lines.append([*line, row["IQM"], row["worst seed"], improvement(raw, preset)])
+        lines.append([*line, *(row[name] for name in measures), improvement(raw, preset)])
     return [f"| {' | '.join(line)} |" for line in lines]
 
 

@@ -44,12 +44,14 @@ def validate(config: ConfigType) -> ConfigType:
         raise ValueError(f"total_timesteps = {config.total_timesteps} is less than {least}")
     floats = {name: getattr(config, name) for name, hint in hints.items() if _split(hint)[0] is float}
     on_host = {name: np.float32(value) for name, value in floats.items() if not isinstance(value, jax.Array)}
-    if getattr(config, "normalize_reward", False) and on_host.get("reward_scale") != 1:  # else it is swept
+    if getattr(config, "normalize_reward", False) and on_host.get("reward_scale") != 1:  # None: it is swept
         raise ValueError("reward_scale must be 1 if normalize_reward, which divides by it again")
     if {"epsilon_start", "epsilon_end"} <= on_host.keys() and config.epsilon_start < config.epsilon_end:
         raise ValueError(f"epsilon_start = {config.epsilon_start} must be at least epsilon_end = {config.epsilon_end}")
     if {"value_min", "value_max"} <= on_host.keys() and config.value_min >= config.value_max:
         raise ValueError(f"value_min = {config.value_min} must be below value_max = {config.value_max}")
+    if getattr(config, "num_bins", 2) < 2:
+        raise ValueError(f"num_bins must be at least 2, not {config.num_bins}")
     if on_host.get("exploration_noise_max") and config.num_envs == 1:
         raise ValueError("exploration_noise_max, the noise of the last environment, needs num_envs of at least 2")
     return dataclasses.replace(config, **on_host)

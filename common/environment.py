@@ -83,7 +83,7 @@ class Environment:
         truncated = info.get("truncated", jnp.zeros(terminated.shape, bool))
         if self.max_episode_steps is not None:
             truncated |= length >= self.max_episode_steps
-        info = {name: info[name] for name in self.scalars}
+        info = {name: jnp.float32(info[name]) for name in self.scalars}
         episode_return = env_state.episode_return + reward
         env_state = env_state.replace(state=state, length=length, episode_return=episode_return)
         return obs, env_state, reward, terminated, truncated, info
@@ -109,7 +109,7 @@ class Environment:
         add = lambda total, x, is_counted: total + jnp.where(is_counted, x, 0).astype(total.dtype)  # noqa: E731
         counted = is_told | dict.fromkeys(episode, done)
         episodes = jax.tree.map(add, env_state.episodes, info | episode, counted)
-        told = jax.tree.map(lambda count, x: count + x, env_state.told, is_told)
+        told = jax.tree.map(lambda count, x: count + x.astype(count.dtype), env_state.told, is_told)
         info["final_observation"] = next_obs
         starts = next_starts(self._reset, reset_keys[-1], env_state.starts)
         obs, state = jax.vmap(_select)(done, starts, (next_obs, env_state.state))

@@ -37,7 +37,9 @@ def update_statistics(statistics: RunningStatistics | None, batch: Any) -> Runni
 
     def add_variance(mean, variance, x):
         delta = x.mean(axis=0) - mean
-        return (1 - share) * variance + share * x.var(axis=0) + (1 - share) * share * delta**2
+        variance = jnp.where(statistics.count > 0, variance, 0.0)
+        # An increment: the error of a rounded factor 1 - share would add up.
+        return variance + share * (x.var(axis=0) + (1 - share) * delta**2 - variance)
 
     variance = jax.tree.map(add_variance, statistics.mean, statistics.variance, batch)
     mean = jax.tree.map(lambda mean, x: mean + share * (x.mean(axis=0) - mean), statistics.mean, batch)

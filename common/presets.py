@@ -100,7 +100,7 @@ def _read_table(table: dict[str, typing.Any], config_class: type[ConfigType]) ->
     if not (isinstance(envs, tuple) and envs and all(isinstance(env, str) for env in envs)):
         raise ValueError('it needs envs = ["NAME", ...]')
     for env in envs:
-        if env != (found := canonical_name(env).partition(":")[0]):
+        if env != (found := _without_options(canonical_name(env))):
             raise ValueError(f"envs has {env}, for which no preset is looked up; --env {env} takes that of {found}")
     if not isinstance(name, str) or ("name" in table and not name):
         raise ValueError(f'name must be text, such as "small", not {name!r}')

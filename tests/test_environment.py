@@ -357,6 +357,8 @@ def test_scalars_of_the_environments_info_become_metrics():
         assert metrics.keys() == {"episode_return", "episode_length", "num_episodes", "success", "time"}
         expected = {5: (0.75, 5.0), 10: (0.0, 5.0)}.get(step, (np.nan, np.nan))
         np.testing.assert_array_equal([metrics["success"], metrics["time"]], expected)
+    with jax.numpy_dtype_promotion("strict"):  # integers and booleans are no float32
+        jax.eval_shape(env.step, keys, env_state, last)
 
 
 @struct.dataclass

@@ -272,7 +272,7 @@ def test_an_option_stands_beside_the_row_of_its_preset():
     raws[changed] = raw | {"final_episode_return": [150.0, 250.0]}
     *_, line = results.option_table({changed: raws[changed]}, raws)
     link = "[`dqn.py`](results/raw/dqn-CartPole-v1-n_step-1.json)"
-    assert line.startswith(f"| {link} | CartPole-v1 | `--n-step 1` | 150.0 | 200.0 | 150.0 | 0.75, ")
+    assert line.startswith(f"| {link} | CartPole-v1 | `--n-step 1` | 150.0 | 200.0 | 150.0 | 2 | 0.75, ")
     assert changed not in results.pages()[results.ROOT / "docs" / "dqn.md"]
 
 

@@ -5,10 +5,14 @@ docs/categorical_dqn.md has the mathematics, each implementation detail, and wha
 
 Different from the original:
   - Time limits do not stop the bootstrap (Pardo et al. 2018, arXiv:1712.00378).
-  - Double DQN (the means select), n_step, annealed learning rate, layer_norm: as dqn.py has them.
+  - Double DQN (the means select), clipped gradients, a smaller epsilon of Adam.
   - Updates per env step never depend on num_envs; other settings raise ValueError.
   - `init` fills the buffer with learning_starts uniform-random transitions.
   - Actions declared illegal are never chosen nor bootstrapped from (arXiv:2006.14171).
+
+Options, off by default:
+  - n_step (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy.
+  - layer_norm (arXiv:2407.04811).
 
 Run: python variants/categorical_dqn.py --env CartPole-v1 --num-seeds 16 (--help: all settings)
 """
@@ -60,7 +64,7 @@ class Config:
     batch_size: int = 128  # transitions per update
     train_interval: int = 4  # env steps between updates; 4 as in Mnih et al. 2015
     gradient_steps: int = 1  # updates per train_interval
-    target_interval: int = 500  # env steps after learning_starts between target updates
+    target_interval: int = 500  # env steps between target updates, from learning_starts on
     tau: PositiveFraction = 1.0  # step of the target network towards the online network; 1: copy
     learning_rate: NonNegative = 2.5e-4  # Adam step size at the start
     anneal_learning_rate: bool = False  # decay the learning rate linearly to 0
@@ -166,7 +170,7 @@ class State:
     target_params: Any  # of QNetwork
     opt_state: optax.OptState
     buffer: Buffer  # of Transition, [buffer_size, ...]
-    env_state: Any  # [num_envs, ...]
+    env_state: Any  # of num_envs environments
     obs: jax.Array  # [num_envs, *obs_shape]
     key: jax.Array  # []
     obs_statistics: normalization.RunningStatistics | None  # if normalize_obs
@@ -210,8 +214,6 @@ def make(config: Config) -> Algorithm:
     check_replay(config)
     env = make_env(config.env)
     check_discrete(config.env, env)
-    if config.num_bins < 2:
-        raise ValueError(f"num_bins must be at least 2, not {config.num_bins}")
     num_actions = env.action_space.n
     bins = jnp.linspace(config.value_min, config.value_max, config.num_bins)
     network = QNetwork(num_actions, bins, partial(Torso, config, actor_obs(env.obs_shape)))

@@ -28,7 +28,7 @@ from flax import struct
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
 from common import normalization
-from common.config import Fraction, NonNegative, Positive, validate
+from common.config import Fraction, NonNegative, Positive, check_rollout, validate
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.gradients import clip_inward
 from common.initializers import orthogonal
@@ -189,7 +189,7 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """The value of an observation."""
+    """The value of an observation and the memory before it."""
 
     cell: str  # of CELLS
     torso: Callable  # () -> Torso
@@ -224,9 +224,11 @@ class Transition:
 class Batch:
     """Sequences [num_steps, num_envs, ...]; a minibatch holds minibatch_size of them."""
 
-    transitions: Transition
+    obs: jax.Array  # not normalised
+    action: jax.Array
+    done: jax.Array  # bool, the episode ended
     log_prob: jax.Array  # of the action when sampled
-    value: jax.Array  # of obs, before the first update
+    value: jax.Array  # of obs, before any update
     advantage: jax.Array  # not normalised
     target: jax.Array  # of the value
     memory: jax.Array  # [1, num_envs, 2, width], before the first step; 1 in place of num_steps
@@ -245,7 +247,7 @@ class State:
 
     params: Params
     opt_state: optax.OptState
-    env_state: Any  # [num_envs, ...]
+    env_state: Any  # of num_envs environments
     obs: jax.Array  # [num_envs, *obs_shape]
     memory: jax.Array  # [num_envs, 2, width], of the actor and the critic, before obs
     key: jax.Array  # []
@@ -297,10 +299,11 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
+    check_rollout(config, least=2)  # a single advantage, normalised, is 0
     minibatch_size, rest = divmod(config.num_envs, config.num_minibatches)  # in environments
-    if rest or minibatch_size * config.num_steps == 1:  # a single advantage, normalised, is 0
+    if rest:
         sizes = f"{config.num_minibatches} must divide num_envs = {config.num_envs}"
-        raise ValueError(f"num_minibatches = {sizes}, with more than one row for each")
+        raise ValueError(f"num_minibatches = {sizes}")
     env = make_env(config.env)
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]
@@ -403,7 +406,9 @@ def make(config: Config) -> Algorithm:
         state = state.replace(memory=state.memory.at[:, 1].set(last_memory))
         advantage, target = gae(rollout, v, next_value, config.gamma, config.gae_lambda)
         batch = Batch(
-            transitions=rollout,
+            obs=rollout.obs,
+            action=rollout.action,
+            done=done,
             log_prob=log_prob,
             value=v,
             advantage=advantage,
@@ -421,11 +426,10 @@ def make(config: Config) -> Algorithm:
         return state.replace(params=params, opt_state=opt_state), metrics
 
     def loss(params, state, batch):
-        obs = preprocess(state, batch.transitions.obs)
-        done = batch.transitions.terminated | batch.transitions.truncated
-        policy, _ = actor.apply(params.actor, obs, batch.memory[0, :, 0], done)
-        v, _ = critic.apply(params.critic, obs, batch.memory[0, :, 1], done)
-        log_ratio = policy.log_prob(batch.transitions.action) - batch.log_prob
+        obs = preprocess(state, batch.obs)
+        policy, _ = actor.apply(params.actor, obs, batch.memory[0, :, 0], batch.done)
+        v, _ = critic.apply(params.critic, obs, batch.memory[0, :, 1], batch.done)
+        log_ratio = policy.log_prob(batch.action) - batch.log_prob
         ratio = jnp.exp(log_ratio)
         advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
         clipped_ratio = jnp.clip(ratio, 1 - config.clip_eps, 1 + config.clip_eps)

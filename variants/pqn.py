@@ -71,7 +71,7 @@ class Config:
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (128, 128)  # units in each hidden layer, after any convolution
     activation: Literal["tanh", "relu", "swish"] = "relu"  # that of the hidden layers
-    layer_norm: bool = True  # LayerNorm in each hidden layer, before the activation
+    layer_norm: bool = True  # LayerNorm in each hidden layer and convolution, before the activation
 
     @property
     def steps_per_iteration(self) -> int:
@@ -157,7 +157,7 @@ class State:
 
     params: Any  # of QNetwork
     opt_state: optax.OptState
-    env_state: Any  # [num_envs, ...]
+    env_state: Any  # of num_envs environments
     obs: jax.Array  # [num_envs, *obs_shape]
     key: jax.Array  # []
     obs_statistics: normalization.RunningStatistics | None  # if normalize_obs
@@ -232,15 +232,14 @@ def make(config: Config) -> Algorithm:
     def step(state, iteration):
         key, explore_key, env_key = jax.random.split(state.key, 3)
         shape = config.num_steps, config.num_envs  # drawn at once: on a GPU a draw is a kernel
-        steps = iteration * config.num_steps + jnp.arange(config.num_steps)[:, None]  # of each env
-        epsilons = epsilon_at(jnp.float32(steps) * config.num_envs)  # [num_steps, 1]
-        actions = draw_exploration(explore_key, shape, epsilons)
-        inputs = *actions, jax.random.split(env_key, shape)
+        env_steps = config.env_steps(iteration) + config.num_envs * jnp.arange(config.num_steps)
+        epsilons = epsilon_at(env_steps)[:, None]  # [num_steps, 1]
+        is_random, numbers = draw_exploration(explore_key, shape, epsilons)
+        inputs = is_random, numbers, jax.random.split(env_key, shape)
         state = state.replace(key=key, env_state=clear_episodes(state.env_state))
         state, rollout = jax.lax.scan(explore, state, inputs, unroll=env.unroll)
         state, metrics = learn(state, rollout)
-        metrics = metrics | {"epsilon": epsilons[-1, 0]}
-        return state, episode_metrics(state.env_state) | metrics
+        return state, episode_metrics(state.env_state) | metrics | {"epsilon": epsilons[-1, 0]}
 
     def epsilon_at(env_steps):
         progress = jnp.float32(env_steps) / (config.exploration_fraction * config.total_timesteps)

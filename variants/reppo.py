@@ -50,7 +50,7 @@ class Config:
     num_steps: int = 32  # steps of each environment per iteration
     num_epochs: int = 8  # passes over the rollout
     num_minibatches: int = 8  # updates per pass; must divide num_envs * num_steps
-    num_samples: int = 4  # actions whose mean Q is the value of a state
+    num_samples: int = 4  # actions per next state; their mean Q and entropy make its target
     learning_rate: NonNegative = 3e-4  # Adam step size of all parameters at the start
     anneal_learning_rate: bool = False  # decay the learning rate linearly to 0
     max_grad_norm: Positive = 0.5  # gradients of each part of Params are clipped to this norm
@@ -171,7 +171,7 @@ class State:
 
     params: Params
     opt_state: dict[str, optax.OptState]  # by the names in Params
-    env_state: Any  # [num_envs, ...]
+    env_state: Any  # of num_envs environments
     obs: jax.Array  # [num_envs, *obs_shape]
     key: jax.Array  # []
     obs_statistics: normalization.RunningStatistics | None  # if normalize_obs
@@ -230,8 +230,6 @@ def make(config: Config) -> Algorithm:
     minibatch_size = num_rows // config.num_minibatches
     env = make_env(config.env)
     check_continuous(config.env, env)
-    if config.num_bins < 2:
-        raise ValueError(f"num_bins must be at least 2, not {config.num_bins}")
     action_dim = env.action_space.shape[0]
     value_range = {"low": config.value_min, "high": config.value_max}
     to_histogram = partial(hl_gauss, **value_range, num_bins=config.num_bins)

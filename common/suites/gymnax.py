@@ -43,7 +43,7 @@ def names() -> list[str]:
 class Suite(suites.Suite):
     """One environment. A Discrete observation becomes a one-hot float32 vector."""
 
-    reset_period, is_small = 0, True
+    reset_period = 0
 
     @classmethod
     def options(cls, name: str) -> dict[str, Any]:
@@ -78,6 +78,7 @@ class Suite(suites.Suite):
         self.num_observations = getattr(self.env.observation_space(self.params), "n", None)  # of a Discrete space
         limit = getattr(self.params, LIMIT, max_episode_steps)
         self.max_episode_steps = None if limit is None else int(limit)
+        self.is_small = not name.endswith("-MinAtar")  # a minute more of compiling would save seconds
         self.has_own_rule = type(self.env).is_truncated is not Environment.is_truncated
         if options:  # an error of theirs belongs here
             key = jax.eval_shape(jax.random.key, 0)
