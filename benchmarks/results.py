@@ -545,6 +545,8 @@ Unnamed presets; columns as in [RESULTS.md](RESULTS.md).
   episodes; both have too few evaluations for a curve.
 - Not timed: ant and SpaceInvaders, which were trained beside other runs, and Asterix, which waited for others. Freeway
   and CheetahRun were compiled beside others, which is part of their time.
+- Since then the running variance of observations is rounded less (CheetahRun, ant, REPPO), and MinAtar's steps are no
+  longer unrolled ([NOTES.md](NOTES.md#kernels-on-a-gpu)).
 
 Published: OPEN and blines are PPO, see RESULTS.md. In rows of `ppo.py`, REPPO stands for the PPO with which its authors
 compare, which has the preset's settings but for the networks; Playground for its own PPO, five seeds; Brax for a plot
