@@ -101,8 +101,8 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
-def check_rollout(config: Any, least: int = 1) -> None:
-    """Check that the minibatches divide a rollout, into `least` rows or more each.
+def check_rollout(config: Any, least: int = 1, is_whole: bool = False) -> None:
+    """Check that the minibatches divide a rollout, into `least` rows or more each; `is_whole`: of whole environments.
 
     Raises:
         ValueError: naming the fields and what they must be.
@@ -111,6 +111,8 @@ def check_rollout(config: Any, least: int = 1) -> None:
     if rows % parts or rows // parts < least:
         at_least = f", with at least {least} rows each" if least > 1 else ""
         raise ValueError(f"num_minibatches = {parts} must divide num_envs * num_steps = {rows}{at_least}")
+    if is_whole and config.num_envs % parts:
+        raise ValueError(f"num_minibatches = {parts} must divide num_envs = {config.num_envs}")
 
 
 def check_replay(config: Any) -> None:

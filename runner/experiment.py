@@ -139,7 +139,7 @@ class Experiment:
 
     def env_steps(self, num_iterations: int) -> np.ndarray:
         """Env steps of one lane at the end of each of the first iterations, int64 [num_iterations]."""
-        return np.array([self.config.env_steps(i + 1) for i in range(num_iterations)], np.int64)
+        return self.config.env_steps(np.arange(1, num_iterations + 1))
 
 
 class Part(NamedTuple):

@@ -8,6 +8,7 @@ import secrets
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ from common.config import validate
 from common.environment import make_env
 from common.presets import check_preset_name, find_preset
 from runner.cli.halving import plan_stops
-from runner.cli.options import PRECISIONS, Options
+from runner.cli.options import PRECISIONS, Options, resume_flag
 from runner.cli.parse import check_unchanged, fail, look_ahead, parse, read_words
 from runner.cli.sweep import check_distinct, count_settings, make_settings, read_axes
 from runner.devices import hosts
@@ -29,7 +30,7 @@ from runner.devices.memory import check_memory
 from runner.devices.programs import check_scalars
 from runner.devices.stop import StopSignal
 from runner.experiment import Experiment, Part, Result, Rung
-from runner.files.claim import claimed_folder, describe_saved
+from runner.files.claim import claimed_folder, describe_saved, describe_shortage
 from runner.files.load import load
 from runner.files.record import Record, check_rungs, read_config, read_options, read_record
 from runner.files.store import write_metrics
@@ -52,7 +53,7 @@ def run(script: str, config_class: type, make: Callable) -> None:
     try:
         prepared = prepare(script, config_class, make, timing)
     except (ValueError, OSError) as error:
-        refuse(error)
+        refuse(error, script)
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
     with prepared.claim, prepared.stop:
@@ -63,23 +64,27 @@ def run(script: str, config_class: type, make: Callable) -> None:
             if not prepared.stop.received or (results and prepared.is_single):
                 conclude(prepared, results)
         except ValueError as error:
-            refuse(error)
+            refuse(error, script)
         except OSError as error:
             fail(f"cannot save: {error}; {describe_saved(prepared.directory)}")
         except (jax.errors.JaxRuntimeError, MemoryError) as error:
             if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            fail("out of memory; lower --lanes-per-batch, or if it is 1 --num-envs (or --buffer-size)", 1)
+            fail(f"out of memory; {describe_shortage(prepared.directory, prepared.experiment.options)}", 1)
         finally:
             hosts.leave()
     if prepared.stop.received:
-        print(f"stopped; continue with --resume {prepared.directory}", file=sys.stderr)
+        print(f"stopped; continue with {resume_flag(prepared.directory)}", file=sys.stderr)
         raise SystemExit(128 + prepared.stop.received)
 
 
-def refuse(error: Exception) -> NoReturn:
-    """Exit with the message of a refusal. An error inside JAX, as a changed loss may cause, keeps its traceback."""
-    if hasattr(error, "__notes__"):  # JAX notes that it has removed its own frames from the traceback
+def refuse(error: Exception, script: str) -> NoReturn:
+    """Exit with the message of a refusal. An error of the script, as a changed loss may cause, keeps its traceback."""
+    runner, script_path = Path(__file__).parent, Path(script).absolute()
+    places = {runner, runner.with_name("common"), script_path}
+    frames = [Path(frame.filename).absolute() for frame in traceback.extract_tb(error.__traceback__)]
+    last = [path for path in frames if places & {path, *path.parents}][-1]
+    if last == script_path or hasattr(error, "__notes__"):  # JAX notes that it has removed its own frames
         raise error
     fail(str(error))
 

@@ -93,11 +93,11 @@ class Run:
         print_header(experiment, self.preset is not None, self.num_devices, self.abstract_state)
         try:
             self.compile()
+            self.tracker = Tracker(experiment, self.directory, self.wandb_id)
         except Exception:  # also one of the script's own, such as a changed loss raises when it is traced
             if not options.resume:
                 discard(self.directory)
             raise
-        self.tracker = Tracker(experiment, self.directory, self.wandb_id)
 
     def train(self) -> dict[Part, Result]:
         """Train all rungs that are left. The results are those of the parts of this process in the last one."""
@@ -204,12 +204,12 @@ class Run:
                 first, last = (self.lanes.name_lane(lane) for lane in (part.start, part.stop - 1))
                 print(f"part {self.parts.index(part) + 1} of {len(self.parts)}: {first} to {last}", flush=True)
             progress = self.train_part(part, self.start(part))
+            if self.stop.received and not self.is_single:  # its results would be of no use yet
+                break
             if progress.iteration > 0:
                 results[part] = self.finish(part, progress)
                 if jax.process_count() > 1 or self.experiment.is_halved:
                     store.write_arrays(self.folder_of(part) / store.EVALUATION, results[part].scores)
-            if self.stop.received:
-                break
             del progress  # its state would share the memory with that of the next part
         return results
 
@@ -239,18 +239,20 @@ class Run:
         return Progress(iteration, state, metrics, evaluations)
 
     def train_part(self, part: Part, progress: Progress) -> Progress:
-        """Run segments until the end or a signal, evaluate before and between them, and save."""
+        """Run segments until the end or a signal, evaluate before them, and save after them."""
         config, options, total = self.experiment.config, self.experiment.options, self.rungs[-1].stop
         if progress.iteration >= total:
             return progress
         settings, _ = self.programs.inputs(part)
         evaluated = evaluated_iterations(self.experiment)
-        if progress.iteration == 0 and 0 in evaluated:
-            progress = self.record(progress, self.evaluate(part, progress))
         seconds, length = min(SECONDS_PER_SEGMENT, options.checkpoint_every), 1
         saved, saved_time = progress.iteration, time.perf_counter()
         with ProgressDisplay(self.lanes, part, progress.iteration, total) as display:
             while progress.iteration < total and not self.stop.received:
+                if progress.iteration in evaluated and not self.is_evaluated(progress):
+                    progress = self.record(progress, self.evaluate(part, progress))
+                    if self.stop.received:
+                        break
                 started, start = time.perf_counter(), progress.iteration
                 end = min(start + length, total, *evaluated[evaluated > start][:1].tolist())
                 state, records = self.programs.segment(settings, progress.state, np.int32(start), np.int32(end))
@@ -260,8 +262,6 @@ class Run:
                 length = int(np.clip((end - start) / elapsed * seconds, 1, self.programs.capacity))
                 progress = Progress(end, state, append_metrics(progress.metrics, records), progress.evaluations)
                 self.log(self.experiment.env_steps(end)[start:], with_health(self.experiment, records))
-                if end in evaluated and end < total:
-                    progress = self.record(progress, self.evaluate(part, progress))
                 display.update(progress, records)
                 if time.perf_counter() - saved_time >= options.checkpoint_every:
                     self.save(part, progress)
@@ -286,21 +286,30 @@ class Run:
             store.write_metrics(self.folder_of(part), env_steps, lanes, progress.metrics, progress.evaluations)
 
     def evaluate(self, part: Part, progress: Progress) -> dict[str, np.ndarray]:
-        """Scores of the lanes, [num_lanes] each; empty, with a warning, if the evaluation fails."""
+        """Scores of the lanes, [num_lanes] each; empty, with a warning, if the memory does not suffice."""
         try:
             with self.timing.measure("evaluating"):
                 return self.programs.evaluate(part, progress.state, progress.iteration)
         except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
             print(f"warning: no evaluation: {str(error).splitlines()[0]}; lower --eval-episodes", file=sys.stderr)
             return {}
+
+    def env_steps_at(self, progress: Progress) -> int:
+        """Env steps of an evaluation: 0 of the untrained policy, also if init has stepped the environments to fill a
+        replay buffer."""
+        return self.experiment.config.env_steps(progress.iteration) if progress.iteration else 0
+
+    def is_evaluated(self, progress: Progress) -> bool:
+        """Whether the learning curve ends with an evaluation of this iteration."""
+        return self.env_steps_at(progress) in progress.evaluations.get(EVAL_STEPS, ())
 
     def record(self, progress: Progress, scores: dict[str, np.ndarray]) -> Progress:
         """Add the scores of an evaluation, if it did not fail, to the learning curve."""
         if not scores:
             return progress
-        # The untrained policy is at 0, also where init has stepped the environments to fill a replay buffer.
-        env_steps = self.experiment.config.env_steps(progress.iteration) if progress.iteration else 0
-        evaluations = append_evaluation(progress.evaluations, env_steps, scores)
+        evaluations = append_evaluation(progress.evaluations, self.env_steps_at(progress), scores)
         self.log(evaluations[EVAL_STEPS][-1:], {name: evaluations[name][:, -1:] for name in EVAL_METRICS})
         return progress._replace(evaluations=evaluations)
 

@@ -75,8 +75,8 @@ def test_actions_are_uniform_first_and_then_those_of_the_policy(case):
     algorithm = module.make(config)
     state = with_known_policy(script, jax.jit(algorithm.init)(jax.random.key(0)))
     num_random = config.env_steps(0) // NUM_ENVS
-    after, _ = jax.jit(algorithm.step)(state, 0)
-    actions = np.asarray(probes.recorded(after.env_state).action)[:, : num_random + NUM_STEPS]
+    record = jax.jit(lambda state: probes.recorded(algorithm.step(state, 0)[0].env_state).action)  # without its updates
+    actions = np.asarray(record(state))[:, : num_random + NUM_STEPS]
     memory = (algorithm.initial_memory(NUM_ENVS),) if script == "ppo_rnn" else ()
     sample = jax.jit(jax.vmap(lambda key: jax.tree.leaves(algorithm.act(state, state.obs, *memory, key))[0]))
     sampled = sample(jax.random.split(jax.random.key(1), NUM_STEPS))

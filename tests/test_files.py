@@ -27,9 +27,9 @@ from common.config import NonNegative
 from runner.cli.options import Options
 from runner.experiment import EVAL_METRICS, Experiment, Part, Rung, append_metrics
 from runner.files import record as record_module
-from runner.files.claim import claimed_folder, discard
+from runner.files.claim import claimed_folder, describe_shortage, discard
 from runner.files.record import check_parts, read_config, read_experiment, read_options, read_record
-from runner.files.store import read_metrics, replacing, write_json, write_metrics, write_table
+from runner.files.store import CHECKPOINT, read_metrics, replacing, write_json, write_metrics, write_table
 from runner.report.results import curve_rows
 from runner.report.statistics import Curve
 
@@ -133,18 +133,27 @@ def test_a_file_system_without_locks_has_runs_too(folder, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", flock)
     with claimed_folder("ppo", "Env", TRAINED) as directory:
         assert [path.name for path in directory.iterdir()] == ["training.lock"]
-    assert list(directory.iterdir()) == []
+    assert not directory.exists()
 
 
-@pytest.mark.parametrize(("process", "names"), [(0, set()), (1, {"config.json", "training.lock"})])
+@pytest.mark.parametrize(("process", "names"), [(0, set()), (1, {"config.json"})])
 def test_only_process_0_removes_a_run_that_cannot_begin(process, names, folder, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: process)
-    directory = Path("run")
-    directory.mkdir()
-    for name in ("config.json", "training.lock"):
-        (directory / name).write_text("{}")
-    discard(directory)
+    with claimed_folder("ppo", "Env", TRAINED) as directory:
+        (directory / "config.json").write_text("{}")
+        discard(directory)
     assert {path.name for path in directory.glob("*")} == names
+    assert directory.exists() == bool(names)
+
+
+def test_a_run_for_which_the_memory_does_not_suffice_names_what_helps(folder):
+    directory = Path("my runs", "run")
+    directory.mkdir(parents=True)
+    assert describe_shortage(directory, TRAINED).startswith("lower --lanes-per-batch, ")
+    with_more = "continue it on a machine with more memory, with --resume 'my runs/run'"
+    assert describe_shortage(directory, dataclasses.replace(TRAINED, resume="my runs/run")) == with_more
+    (directory / CHECKPOINT).touch()
+    assert describe_shortage(directory, TRAINED) == with_more
 
 
 def test_runs_that_start_together_have_their_own_folders(folder):

@@ -196,7 +196,6 @@ class Killed(BaseException):
 MOMENTS = {
     "saving a part": (checkpoint, "save", 5),
     "evaluating at the end of a rung": (runner.training.store, "write_arrays", 17),
-    "cutting": (runner.training, "choose", 1),
     "writing the next rung": (runner.training, "write_record", 11),
     "starting the next rung": (checkpoint, "restore_lanes", 3),
     "in the last rung": (checkpoint, "save", 15),

@@ -175,6 +175,8 @@ def test_the_number_of_devices_can_be_limited():
     result = call("ppo", *small_run("ppo", name="one", devices=1, num_seeds=3, eval_episodes=0))
     assert result.status == 0, result
     assert ", 1 x cpu\n" in result.stdout
+    for name in ("config.json", "summary.json"):
+        assert json.loads(Path(*SAME, "one", name).read_text())["device"] == "1 x cpu"
     assert call("ppo", *small_run("ppo", name="all", num_seeds=3, eval_episodes=0)).status == 0
     assert_same_beginning(*(saved_metrics(Path(*SAME, name)) for name in ("one", "all")))
     result = call("ppo", *small_run("ppo", devices=1000))
@@ -424,6 +426,7 @@ def test_memory_that_runs_out_names_the_flag(error, monkeypatch):
     assert result.stderr == (
         "error: out of memory; lower --lanes-per-batch, or if it is 1 --num-envs (or --buffer-size)\n"
     )
+    assert not list(Path("runs").rglob("*.json")), "the same --name could not be used again"
 
 
 # -- Processes ---------------------------------------------------------------------------------------------------------
@@ -432,7 +435,7 @@ def test_memory_that_runs_out_names_the_flag(error, monkeypatch):
 IMPATIENT = """
 import sys, runpy
 import runner.devices.hosts
-runner.devices.hosts.PATIENCE, runner.devices.hosts.HEARTBEAT = {patience}, 10
+runner.devices.hosts.PATIENCE, runner.devices.hosts.HEARTBEAT = {patience}, {heartbeat}
 sys.argv[0] = {path!r}
 runpy.run_path({path!r}, run_name="__main__")
 """
@@ -448,8 +451,8 @@ def together(num_processes, port=None):
     return [[*common_flags, *flags(process_id=i)] for i in range(num_processes)]
 
 
-def impatient(patience):
-    return ["-c", IMPATIENT.format(path=path_of("ppo"), patience=patience)]
+def impatient(patience, heartbeat=10):
+    return ["-c", IMPATIENT.format(path=path_of("ppo"), patience=patience, heartbeat=heartbeat)]
 
 
 def test_two_processes_are_the_same_as_one(folder):
@@ -475,8 +478,8 @@ def test_two_processes_are_the_same_as_one(folder):
 
 
 def test_a_process_that_dies_leaves_the_others_at_work(folder):
-    arguments = small_run("ppo", 200, num_seeds=4, name="two", checkpoint_every=0.0)
-    processes = [Process(*impatient(300), *arguments, *process, cwd=folder) for process in together(2)]
+    arguments = small_run("ppo", 100, num_seeds=4, name="two", eval_episodes=0, checkpoint_every=0.0)
+    processes = [Process(*impatient(300, heartbeat=5), *arguments, *process, cwd=folder) for process in together(2)]
     with processes[0] as first, processes[1] as second:
         second.wait_for_checkpoint(Path(*SAME, "two", "parts", "lanes-2-to-3"), 20)
         second.send(signal.SIGKILL)
@@ -486,11 +489,11 @@ def test_a_process_that_dies_leaves_the_others_at_work(folder):
     error = "error: process 1 ended too early; what the others trained is saved, continue with --resume"
     assert f"{error} {directory}\n" in result.stderr
     assert "Traceback" not in result.stderr
-    result = call("ppo", "--resume", str(directory), *flags(eval_episodes=0))
+    result = call("ppo", "--resume", str(directory))
     assert result.status == 0, result
     metrics = saved_metrics(directory)
     np.testing.assert_array_equal(metrics["seed"], [0, 1, 2, 3])
-    assert metrics["entropy"].shape == (4, 200)
+    assert metrics["entropy"].shape == (4, 100)
 
 
 def test_process_0_is_the_last_to_leave(folder):
@@ -501,8 +504,7 @@ def test_process_0_is_the_last_to_leave(folder):
         first.wait_for_checkpoint(Path(*SAME, "two", "parts", "lanes-0-to-1"), 1)
         second.wait_for_checkpoint(Path(*SAME, "two", "parts", "lanes-2-to-3"), 1)
         first.send(signal.SIGTERM)
-        last = Path(*SAME, "two", "parts", "lanes-0-to-1", "evaluation.npz")  # that it writes before it leaves
-        first.wait_until(last.exists)
+        first.wait_for_text("stopping after this segment")
         with pytest.raises(subprocess.TimeoutExpired):
             first.process.wait(timeout=2)
         second.send(signal.SIGTERM)
@@ -512,7 +514,7 @@ def test_process_0_is_the_last_to_leave(folder):
 
 
 def test_processes_of_which_one_waits_are_stopped_together(folder):
-    arguments = small_run("ppo", 200, name="two", checkpoint_every=0.0)
+    arguments = small_run("ppo", 60, name="two", eval_episodes=0, checkpoint_every=0.0)
     processes = [Process(*impatient(300), *arguments, *process, cwd=folder) for process in together(2)]
     parts = Path(*SAME, "two", "parts")
     with processes[0] as first, processes[1] as second:
@@ -530,9 +532,9 @@ def test_processes_of_which_one_waits_are_stopped_together(folder):
 
 def test_a_process_that_never_comes(folder):
     arguments = small_run("ppo", num_seeds=4)
-    result = execute(*impatient(3), *arguments, *together(2)[0], cwd=folder)
+    result = execute(*impatient(1), *arguments, *together(2)[0], cwd=folder)
     assert result.status == 2
-    assert "error: waited 3 s for the other processes (--coordinator 127.0.0.1:" in result.stderr
+    assert "error: waited 1 s for the other processes (--coordinator 127.0.0.1:" in result.stderr
     assert not Path("runs").exists()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import ENVS, SCRIPTS, call, execute, flags, path_of, small_config, small_run
+from helpers import ENVS, ROOT, SCRIPTS, call, execute, flags, path_of, small_config, small_run
 from runs import FILES, assert_finished, assert_refused, contents, directory_of, one
 
 import runner.files.claim
@@ -183,6 +183,19 @@ def test_a_mistake_in_a_changed_script_keeps_its_traceback(where, mistake, messa
     assert "in mistaken" in result.stderr
     assert message in result.stderr
     assert not (folder / directory_of("ppo", "mistaken")).exists(), "the same --name could not be used again"
+
+
+@pytest.mark.slow
+def test_a_mistake_in_make_keeps_its_traceback(folder):
+    """The kit's own refusals, which `make` passes on, do not."""
+    start = "    config = validate(config)\n"
+    text = Path(path_of("ppo")).read_text()
+    assert text.count(start) == 1
+    Path("mine.py").write_text(text.replace(start, f"{start}    rows, parts = 1, 2, 3\n"))
+    result = execute("mine.py", *small_run("ppo"), cwd=folder, PYTHONPATH=str(ROOT))
+    assert result.status == 1
+    assert "in make\n    rows, parts = 1, 2, 3\n" in result.stderr
+    assert not Path("runs").exists()
 
 
 @pytest.mark.slow

@@ -107,20 +107,16 @@ def test_the_action_that_pays_is_chosen():
 LEARNED_ALPHA = {"alpha": 0.2, "alpha_learning_rate": 0.01, "target_entropy": -1.0}
 
 
-def trained_on_targets(script):
-    """Of SAC with a fixed temperature and with a learned one, trained together."""
-    settings = (FIXED_ALPHA | {"target_entropy": -1.0}, LEARNED_ALPHA) if script == "sac" else ({},)
+def trained_on_targets():
+    """SAC with a fixed temperature and with a learned one, trained together."""
+    settings = FIXED_ALPHA | {"target_entropy": -1.0}, LEARNED_ALPHA
     settings = tuple(tuple(setting.items()) for setting in settings)
-    return trained_with(script, "Probe-Targets", settings, activation="swish")
+    return trained_with("sac", "Probe-Targets", settings, activation="swish")
 
 
-@pytest.mark.parametrize(("script", "kind"), [("sac", "raw"), ("td3", "normalised")])
-def test_continuous_actions_find_their_targets(script, kind):
+def test_continuous_actions_find_their_targets():
     """In environment units, in a box that is asymmetric and differs per dimension, a target for each observation."""
-    raw = kind == "raw"
-    more = {"activation": "swish", "normalize_obs": True}
-    lanes = trained_on_targets(script) if raw else trained_with(script, "Probe-Targets", **more)
-    algorithm, state, _ = lanes[0]
+    algorithm, state, _ = trained_on_targets()[0]
     actions = jax.vmap(algorithm.act, in_axes=(0, None))(state, jnp.eye(2))  # [num_seeds, 2 observations, 2]
     half_width = (np.array(probes.Targets.high) - np.array(probes.Targets.low)) / 2
     np.testing.assert_array_less(np.abs(actions - np.array(probes.Targets.targets)) / half_width, 0.1)
@@ -137,6 +133,6 @@ def test_the_soft_value_counts_the_entropy_of_all_later_actions(setting):
 
 def test_the_temperature_brings_the_entropy_to_its_target():
     """Rewards -d^2: the best policy is a Gaussian of variance alpha / 2, whose entropy then tells alpha."""
-    _, _, metrics = trained_on_targets("sac")[1]
+    _, _, metrics = trained_on_targets()[1]
     np.testing.assert_allclose(metrics["entropy"], -2.0, atol=0.2)  # -1 for each of the two dimensions
     np.testing.assert_allclose(metrics["alpha"], np.exp(-2.0) / (np.pi * np.e), rtol=0.3)

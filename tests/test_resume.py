@@ -101,7 +101,7 @@ def test_no_window_leads_from_before_a_resumption_to_after_it(monkeypatch):
 
     trained = runner.training.Run.train_part
     config = small_config(script)
-    assert_finished(call(script, *small_run(script, 2, name="run", n_step=3, checkpoint_buffer=False)))
+    assert_finished(call(script, *small_run(script, 2, name="run", n_step=3, checkpoint_buffer=False, eval_episodes=0)))
     monkeypatch.setattr(runner.training.Run, "train_part", train)
     result = call(script, "--resume", str(directory_of(script, "run")), *flags(total_timesteps=config.env_steps(3)))
     assert_finished(result)

@@ -238,6 +238,29 @@ def test_an_evaluation_that_fails_leaves_the_results_of_training(monkeypatch):
     assert "eval_episode_return" not in json.loads((directory / "summary.json").read_text())
 
 
+def test_an_error_in_an_evaluation_that_is_no_lack_of_memory_keeps_its_traceback(monkeypatch):
+    def fails(*_):
+        raise jax.errors.JaxRuntimeError("INTERNAL: a callback of the environment failed")
+
+    monkeypatch.setattr(runner.devices.programs.Programs, "evaluate", fails)
+    result = call("ppo", *small_run("ppo", name="unlucky"))
+    assert result.status == 1
+    assert "in fails" in result.stderr
+
+
+def test_a_part_that_is_stopped_is_not_evaluated(evaluations, monkeypatch):
+    """Its scores would be thrown away: the others are not trained."""
+
+    def append(*args):
+        signal.raise_signal(signal.SIGTERM)
+        return appended(*args)
+
+    appended = runner.training.append_metrics
+    monkeypatch.setattr(runner.training, "append_metrics", append)
+    assert call("ppo", *small_run("ppo", name="parts", lanes_per_batch="1")).status == 128 + signal.SIGTERM
+    assert evaluations == [0]
+
+
 def test_episodes_that_are_cut_are_counted():
     result = call("ppo", *small_run("ppo", name="cut", eval_max_steps=3))
     assert_finished(result)

@@ -554,10 +554,10 @@ def test_achievements_are_those_of_the_state_whatever_ends(name, monkeypatch):
         assert "Classic" not in name or info["score"] > 0
 
 
-@pytest.mark.parametrize("limit", [40, 1000])
-def test_a_reward_falls_by_the_limit_that_is_set(limit):
+def test_a_reward_falls_by_the_limit_that_is_set():
     """XLand-MiniGrid pays 1 - 0.9 steps / limit, also where the limit is above the suite's own, here 100."""
     pytest.importorskip("xminigrid")
+    limit = 1000
     env = make_env(f"xminigrid/MiniGrid-Empty-5x5:max_episode_steps={limit}")
     num_envs, num_steps = 8, 1500
     _, env_state = env.reset(jax.random.split(jax.random.key(0), num_envs))
@@ -571,7 +571,7 @@ def test_a_reward_falls_by_the_limit_that_is_set(limit):
 
     keys = jax.random.split(jax.random.key(1), num_steps)
     _, (reward, terminated, length) = jax.jit(lambda: jax.lax.scan(step, env_state, keys))()
-    assert length[terminated].max() > min(limit // 2, 100), "no success was late enough to tell"
+    assert length[terminated].max() > 100, "no success was late enough to tell"
     np.testing.assert_allclose(reward, np.where(terminated, 1 - 0.9 * length / limit, 0), atol=1e-6)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from helpers import call, flags, saved_metrics, saved_state, small_run
+from helpers import call, flags, path_of, saved_metrics, saved_state, small_run
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import image
@@ -227,7 +227,7 @@ def test_a_sweep_trains_every_setting_with_every_seed(monkeypatch):
     # The command that is printed trains the same lanes alone: the same numbers, to rounding, at the beginning.
     rerun = shlex.split(summary["rerun"])
     assert result.stdout.count(summary["rerun"]) == 1
-    assert rerun[:2] == ["python", f"{script}.py"]
+    assert rerun[:2] == ["python", path_of(script)]
     assert rerun[rerun.index("--eval-episodes") + 1] == "2"
     assert call(script, *rerun[2:], *flags(name="again")).status == 0
     alone, lanes = saved_metrics(directory.parent / "again"), slice(2 * summary["ranking"][0], None)

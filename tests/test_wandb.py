@@ -162,8 +162,23 @@ def test_a_resumed_run_continues_its_wandb_runs(monkeypatch):
     assert len(ids) == 4
     assert ids[:2] == ids[2:]
     assert len(set(ids)) == 2
+    assert all("-seed" in x for x in ids), (
+        "those of the settings, if it is resumed without --wandb-per-seed, are others"
+    )
     env_steps = [small_config("ppo").env_steps(i + 1) for i in range(44)]
     assert sorted(values["env_steps"] for values in logged) == sorted(2 * env_steps)
+
+
+def test_wandb_that_cannot_start(monkeypatch, folder):
+    import wandb
+
+    def init(**_):
+        raise wandb.errors.CommError("the key is not valid")
+
+    monkeypatch.setattr(wandb, "init", init)
+    result = call("ppo", *small_run("ppo", wandb="offline"))
+    assert_refused(result, "wandb cannot start: the key is not valid; --wandb offline needs no network")
+    assert not list(folder.rglob("*.json")), "the same --name could not be used again"
 
 
 @one

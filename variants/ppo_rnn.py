@@ -299,11 +299,8 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
-    check_rollout(config, least=2)  # a single advantage, normalised, is 0
-    minibatch_size, rest = divmod(config.num_envs, config.num_minibatches)  # in environments
-    if rest:
-        sizes = f"{config.num_minibatches} must divide num_envs = {config.num_envs}"
-        raise ValueError(f"num_minibatches = {sizes}")
+    check_rollout(config, least=2, is_whole=True)  # a single advantage, normalised, is 0
+    minibatch_size = config.num_envs // config.num_minibatches  # in environments
     env = make_env(config.env)
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]

@@ -1,8 +1,10 @@
 """Command-line options of a run, besides the Config of the algorithm."""
 
+import shlex
 import typing
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
@@ -140,3 +142,8 @@ def _check_processes(options: Options) -> None:
     is_address = host and port.isdecimal() and 1 <= int(port) <= 65535
     if options.coordinator not in ("", "auto") and not is_address:
         raise ValueError(f"coordinator must be HOST:PORT with a port of 1 to 65535, or auto, not {options.coordinator}")
+
+
+def resume_flag(directory: Path) -> str:
+    """`--resume DIRECTORY`, as a shell takes it."""
+    return f"--resume {shlex.quote(str(directory))}"

@@ -24,9 +24,9 @@ def fail(message: str, status: int = 2) -> NoReturn:
 
 
 def shown_path(script: str) -> str:
-    """The path of a script from the current folder, or its name if it is not in there."""
+    """The path of a script, from the current folder if it is in there."""
     path = Path(script).absolute()
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def read_words(config_class: type) -> list[str]:

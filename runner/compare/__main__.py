@@ -51,7 +51,7 @@ def compare(arguments: Arguments) -> None:
         OSError: the files cannot be written.
     """
     path = Path(arguments.out)
-    if path.suffix not in FORMATS:
+    if path.suffix.lower() not in FORMATS:
         raise ValueError(f"--out {path} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     environments = read_environments(arguments)
     bars = read_bars(arguments.bar, list(environments))

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from runner.cli.options import Options
+from runner.cli.options import Options, resume_flag
 
 PATIENCE = 300  # seconds to wait for the other processes at the start
 HEARTBEAT = 30  # seconds without a heartbeat after which a process counts as dead
@@ -131,7 +131,7 @@ def meet(name: str) -> list[int]:
 def describe_absent(absent: list[int], directory: Path) -> str:
     """What to say of processes that have died or ended before."""
     who = "process " + ", ".join(map(str, absent))
-    return f"{who} ended too early; what the others trained is saved, continue with --resume {directory}"
+    return f"{who} ended too early; what the others trained is saved, continue with {resume_flag(directory)}"
 
 
 def leave() -> None:

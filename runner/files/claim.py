@@ -12,7 +12,7 @@ from typing import IO
 
 import jax
 
-from runner.cli.options import Options
+from runner.cli.options import Options, resume_flag
 from runner.files.store import CHECKPOINT, LOCK, RECORD
 
 
@@ -39,32 +39,36 @@ def claimed_folder(algorithm: str, env: str, options: Options) -> Iterator[Path]
     with lock:
         try:
             if not options.resume and (directory / RECORD).exists():
-                hint = f"choose another --name, or continue it with --resume {directory}"
+                hint = f"choose another --name, or continue it with {resume_flag(directory)}"
                 raise ValueError(f"{directory} holds a run; {hint}")
             yield directory
         finally:
             with contextlib.suppress(OSError):
                 (directory / LOCK).unlink()
+                directory.rmdir()  # if the run could not begin, and its folder is empty
 
 
 def discard(directory: Path) -> None:
-    """Remove the folder of a run that cannot begin."""
-    if jax.process_index() > 0:  # process 0 holds the claim for all
-        return
-    for name in (RECORD, LOCK):
-        (directory / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # it is not empty
-        directory.rmdir()
+    """Remove the record of a run that cannot begin; its folder goes with the claim."""
+    if jax.process_index() == 0:  # which holds the claim for all
+        (directory / RECORD).unlink(missing_ok=True)
 
 
 def describe_saved(directory: Path) -> str:
-    """What a run has left that could not be saved, and how it goes on. A folder without a record is removed."""
+    """What a run has left that could not be saved, and how it goes on."""
     if not (directory / RECORD).exists():
-        discard(directory)
         return "nothing was saved before"
     if not any(directory.rglob(CHECKPOINT)):
-        return f"nothing was saved before, start it again with --resume {directory}"
-    return f"what was saved before is complete, continue it with --resume {directory}"
+        return f"nothing was saved before, start it again with {resume_flag(directory)}"
+    return f"what was saved before is complete, continue it with {resume_flag(directory)}"
+
+
+def describe_shortage(directory: Path, options: Options) -> str:
+    """What helps a run for which the memory does not suffice. That of a new one which has saved nothing is removed."""
+    if options.resume or any(directory.rglob(CHECKPOINT)):
+        return f"continue it on a machine with more memory, with {resume_flag(directory)}"
+    discard(directory)
+    return "lower --lanes-per-batch, or if it is 1 --num-envs (or --buffer-size)"
 
 
 def _new_folder(parent: Path) -> Path:

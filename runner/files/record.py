@@ -70,13 +70,13 @@ def write_record(directory: Path, experiment: Experiment, rungs: list[Rung], wan
         "command": shlex.join(["python", *sys.argv]),
         "git_commit": _git_commit(script.parent),
     }
-    write_json(directory / RECORD, content | describe_machine())
+    write_json(directory / RECORD, content | describe_machine(experiment.options.devices))
 
 
-def describe_machine() -> dict[str, Any]:
-    """Devices and versions on which a speed depends."""
+def describe_machine(num_devices: int) -> dict[str, Any]:
+    """Devices and versions on which a speed depends; 0: all devices."""
     return {
-        "device": f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}",
+        "device": f"{num_devices or jax.local_device_count()} x {jax.local_devices()[0].device_kind}",
         "platform": platform.platform(),
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},

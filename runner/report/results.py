@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from common.environment import make_env
+from runner.cli.options import resume_flag
 from runner.cli.parse import shown_path
 from runner.devices.evaluation import episode_limit
 from runner.experiment import EVAL_METRICS, EVAL_STEPS, Experiment, Result
@@ -37,7 +38,7 @@ def report(
     with timing.measure("reporting"):
         scores = compute(experiment, preset, result)
         is_written = write_plots(experiment, directory, result, scores)
-    summary = scores.summary | {"timing": timing.summary()} | describe_machine()
+    summary = scores.summary | {"timing": timing.summary()} | describe_machine(experiment.options.devices)
     is_written &= attempt(store.write_json, directory / store.SUMMARY, summary)
     print_scores(experiment, directory, scores)
     print_commands(experiment, directory, is_stopped)
@@ -107,12 +108,13 @@ def print_scores(experiment: Experiment, directory: Path, scores: Scores) -> Non
     if experiment.settings:
         print_ranking(experiment, directory, scores)
         print(f"train the best setting again: {summary['rerun']}")
-    elif "eval_episode_return" in summary:
-        seeds = count(options.num_seeds, "seed")
-        print(f"\n{experiment.policy} evaluation of {seeds}, {count(options.eval_episodes, 'whole episode')} each:")
+    else:
+        seeds, name = count(options.num_seeds, "seed"), "eval_episode_return"
+        what = f"{experiment.policy} evaluation of {seeds}, {count(options.eval_episodes, 'whole episode')} each"
+        if name not in summary:
+            name, what = "training_return", f"training return of {seeds} over the last tenth"
         names = ["mean", "iqm", "min", "max"]
-        print(row(COLUMNS, names, INTERVAL))
-        print(numbers(summary["eval_episode_return"], names))
+        print(f"\n{what}:\n{row(COLUMNS, names, INTERVAL)}\n{numbers(summary[name], names)}")
     if num_cut := summary["eval_cut_episodes"]:
         total = experiment.num_lanes * options.eval_episodes
         steps = episode_limit(make_env(experiment.config.env), options.eval_max_steps)
@@ -156,7 +158,7 @@ def print_commands(experiment: Experiment, directory: Path, is_stopped: bool) ->
     longer = 2 * experiment.config.total_timesteps
     print(f"\nresults in {directory}")
     if not (is_stopped or experiment.is_halved):
-        print(f"  extend:      python {script} --resume {run} --total-timesteps {longer}")
+        print(f"  extend:      python {script} {resume_flag(directory)} --total-timesteps {longer}")
     with contextlib.suppress(ValueError):  # some environments cannot be drawn
         make_env(experiment.config.env).suite.renderer()
         print(f"  draw:        python -m runner.render {run}")

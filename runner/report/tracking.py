@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -53,8 +54,6 @@ class Tracker:
         options = experiment.options
         if options.wandb == "disabled" or jax.process_index() > 0:
             return
-        import wandb
-
         group = f"{experiment.algorithm}-{experiment.config.env}-{directory.name}"
         config = {"algorithm": experiment.algorithm} | dataclasses.asdict(experiment.config)
         config |= {name: x for name, x in dataclasses.asdict(options).items() if name not in PROCESS}
@@ -65,10 +64,10 @@ class Tracker:
             shown = lanes_of_setting[:, None] if options.wandb_per_seed else lanes_of_setting[None]
             for lanes in shown:
                 seed = int(experiment.lane_seeds[lanes[0]])
-                run = wandb.init(
+                run = _init(
                     mode=options.wandb,
                     project=options.wandb_project,
-                    id=f"{wandb_id}-{len(self.runs)}",
+                    id=f"{wandb_id}-{'seed' * options.wandb_per_seed}{len(self.runs)}",
                     resume="allow",
                     name=f"{name}-seed{seed}" if options.wandb_per_seed else name,
                     group=group,
@@ -76,7 +75,6 @@ class Tracker:
                     config=config | setting | {"seed": seed},
                     dir=directory,
                     reinit="create_new",
-                    settings=wandb.Settings(silent=True),
                 )
                 run.define_metric("env_steps")
                 run.define_metric("*", step_metric="env_steps")
@@ -122,6 +120,16 @@ class Tracker:
         for run, lanes in self.runs:
             run.summary.update({name: _over_lanes(name, x[lanes]) for name, x in scores.items()})
             run.finish()
+
+
+def _init(**arguments: Any) -> Any:
+    """Start or continue a run of wandb. Raises ValueError if wandb cannot, as without a network or with a wrong key."""
+    import wandb
+
+    try:
+        return wandb.init(**arguments, settings=wandb.Settings(silent=True))
+    except wandb.errors.Error as error:
+        raise ValueError(f"wandb cannot start: {error}; --wandb offline needs no network") from error
 
 
 def with_health(experiment: Experiment, metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
