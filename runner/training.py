@@ -302,7 +302,7 @@ class Run:
         return self.experiment.config.env_steps(progress.iteration) if progress.iteration else 0
 
     def is_evaluated(self, progress: Progress) -> bool:
-        """Whether the learning curve ends with an evaluation of this iteration."""
+        """Whether the learning curve has an evaluation of this iteration."""
         return self.env_steps_at(progress) in progress.evaluations.get(EVAL_STEPS, ())
 
     def record(self, progress: Progress, scores: dict[str, np.ndarray]) -> Progress:
