@@ -309,14 +309,7 @@ def make(config: Config) -> Algorithm:
         log_prob = actor.apply(state.params.actor, obs).log_prob(rollout.action)
         v, next_value = (critic.apply(state.params.critic, x) for x in (obs, next_obs))
         advantage, target = gae(rollout, v, next_value, config.gamma, config.gae_lambda)
-        return Batch(
-            obs=rollout.obs,
-            action=rollout.action,
-            log_prob=log_prob,
-            value=v,
-            advantage=advantage,
-            target=target,
-        )
+        return Batch(rollout.obs, rollout.action, log_prob, v, advantage, target)
 
     def update(batch, state, rows):
         minibatch = jax.tree.map(lambda x: x[rows], batch)

@@ -53,7 +53,7 @@ class Config:
     learning_starts: int = 1_000  # uniform-random env steps before the first iteration
     buffer_size: int = 1_000_000  # capacity in transitions
     batch_size: int = 256  # transitions per critic update
-    train_interval: int = 2  # env steps between updates, of which policy_delay divides a cycle's
+    train_interval: int = 2  # env steps between updates; policy_delay must divide those of a cycle
     gradient_steps: int = 2  # critic updates per train_interval
     policy_delay: int = 2  # critic updates per update of the actor and the targets
     tau: PositiveFraction = 0.005  # step of the target networks towards the online networks

@@ -99,7 +99,7 @@ class Environment:
         Returns:
             obs [num_envs, *obs_shape] (of the next episode where one ended), env_state, reward, terminated, truncated
             (each [num_envs]; both flags may be true), and info: `final_observation` (the true successor of every step)
-            and the scalars of the suite's info.
+            and the scalars of the suite's info, as float32.
         """
         step_keys, *reset_keys = _split(keys, 3 if self.reset_period else 2)  # to renew kept starts, to use one
         next_obs, env_state, reward, terminated, truncated, info = self.advance(step_keys, env_state, action)

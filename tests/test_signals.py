@@ -85,7 +85,7 @@ def test_a_second_ctrl_c_quits_at_once(script, folder):
     arguments = small_run(script, 2, hidden_sizes=(64, 64), name="long", eval_episodes=0, **endless)
     with Process(path_of(script), *arguments, cwd=folder) as process:
         process.wait_for_text("compiled in")
-        time.sleep(1)  # now it is inside of its segment of minutes, on a busy machine too
+        time.sleep(2)  # now it is inside of its segment of minutes, on a busy machine too
         process.send(signal.SIGINT)
         process.wait_for_text("again quits at once")
         time.sleep(0.5)

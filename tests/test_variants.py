@@ -103,7 +103,8 @@ def test_the_memory_starts_again_after_either_end(cell):
 def test_without_learning_every_ratio_is_one(env, cell):
     """In every minibatch of three iterations: sequences are valued as they were collected, ends and memory included.
     The lane that learns is the control."""
-    _, _, metrics = collected(env, cell)
+    _, state, metrics = collected(env, cell)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
     np.testing.assert_array_equal(metrics["clip_fraction"][0], [0.0] * 3)
     np.testing.assert_allclose(metrics["approx_kl"][0], 0.0, atol=1e-9)
     assert metrics["clip_fraction"][1].min() > 0.3

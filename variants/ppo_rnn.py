@@ -402,16 +402,8 @@ def make(config: Config) -> Algorithm:
         last_memory = jnp.where(done[-1][:, None], 0.0, after_obs[-1])
         state = state.replace(memory=state.memory.at[:, 1].set(last_memory))
         advantage, target = gae(rollout, v, next_value, config.gamma, config.gae_lambda)
-        batch = Batch(
-            obs=rollout.obs,
-            action=rollout.action,
-            done=done,
-            log_prob=log_prob,
-            value=v,
-            advantage=advantage,
-            target=target,
-            memory=memory[None],
-        )
+        memory = memory[None]  # rows are on the second axis, as in the sequences
+        batch = Batch(rollout.obs, rollout.action, done, log_prob, v, advantage, target, memory)
         return state, batch
 
     def update(batch, state, rows):
