@@ -120,6 +120,7 @@ CHAIN = (("total_timesteps", 100_000), ("num_envs", 16), ("num_steps", 64), ("le
 HIDDEN = (*CHAIN[1:], ("total_timesteps", 200_000), ("normalize_obs", True), ("normalize_reward", True))
 CRAFTAX = "craftax/Craftax-Symbolic-v1"
 LONG = (("total_timesteps", 5_240_000),)
+MILLION = (("total_timesteps", 1_000_000), ("buffer_size", 1_000_000))
 CRAFTAX_RNN = "2.3 %, about 5.20, at 1M (Craftax-1M)"
 MINATAR = {
     "Asterix-MinAtar": "PPO 15.0 (OPEN), 17.8 (blines), at 10M",
@@ -185,8 +186,8 @@ FAMILIES = {
         Pair("sac", "brax/hopper:backend=spring", num_seeds=10),
         Pair("td3", "brax/hopper:backend=spring", num_seeds=10),
         Pair("ppo", "brax/hopper", None, "2522 (synthetic-gymnax)", 5, "small", 2522.0, LONG),
-        Pair("sac", "brax/hopper", None, "3119 (synthetic-gymnax)", 3, "", 3119.0, LONG),
-        Pair("td3", "brax/hopper", None, "3326 (synthetic-gymnax)", 3, "", 3326.0, LONG),
+        Pair("sac", "brax/hopper", None, "3119 at 5.24M (synthetic-gymnax)", 4, "", 3119.0, MILLION),
+        Pair("td3", "brax/hopper", None, "3326 at 5.24M (synthetic-gymnax)", 4, "", 3326.0, MILLION),
         Pair("ppo", "brax/halfcheetah:backend=spring", num_seeds=5, preset="small"),
         Pair("sac", "brax/halfcheetah:backend=spring", num_seeds=5),
         Pair("td3", "brax/halfcheetah:backend=spring", num_seeds=5),
@@ -509,20 +510,26 @@ Playground and its learning rate on Breakout. Chosen on seeds 1000 and up, which
 
 - PPO and REPPO: that rate and all other presets;
 - DQN and discrete SAC: CartPole; categorical DQN: Acrobot; PQN: Asterix, Freeway and Seaquest; TD3: Brax' ant;
-- all scripts: the MountainCars, bsuite, misc, and Brax' reacher, hopper and walker2d.
+- all scripts: the MountainCars, bsuite, misc, and Brax' reacher, hopper and walker2d, but for the env steps of DQN on
+  DeepSea and of recurrent PPO with a chain of 16, which were raised after some of the seeds 0 to 19 had failed.
+
+The others were not chosen on seeds that no row has.
 
 Scores are greedy returns after training, with sampled actions where the row says so, over 100 whole episodes for each
 seed (recurrent PPO on Craftax 32): the interquartile mean (IQM) over seeds with its 95 % bootstrap interval, the mean,
 the mean of the worst quarter of the seeds, and the worst seed. A seed has failed if it ends below half of the way from
 random actions to the IQM of its row: {} of {} seeds, without the rows of GPU.md and those that change a preset and
-have no bar.
+have no bar. Where all seeds fail alike none counts as failed.
 Each script's name links to the raw file with the commands, the settings, the curve and the score of every seed, the
 commit, the versions and the machine. `time` is the whole training command for all seeds together, on one or two cores
-that often had other work, "not timed" where it was stopped, or trained beside others on a GPU.
+that often had other work, without the compilation of a program that an earlier run had kept; "not timed" where it was
+stopped, or trained beside others on a GPU.
 
-The published numbers follow other protocols: Zoo is one agent with deterministic evaluation (RL Baselines3 Zoo), SLM
-the training return of 4 seeds (SLM-Lab 5), blines one seed with sampled actions (gymnax-blines), and OPEN the PPO by
-which rl-learned-optimization normalises."""
+"Best published" is the best public number of the same algorithm that we know, with QR-DQN beside categorical DQN, and
+PPO beside every script on MinAtar. These numbers follow other protocols, and those of classic control are of Gym, in
+which our policies [score the same](../docs/environments.md#the-same-policies-in-gymnasium) as in gymnax: Zoo is one
+agent with deterministic evaluation (RL Baselines3 Zoo), SLM the training return of 4 seeds (SLM-Lab 5), blines one seed
+with sampled actions (gymnax-blines), and OPEN the PPO by which rl-learned-optimization normalises."""
 ACHIEVEMENTS = """\
 Craftax: per cent of training episodes with each achievement, the mean over the last tenth of the iterations; those
 below 0.05 % in all rows are not named. The highest return is 226. In Craftax-1M, the table of scores after a million
@@ -545,17 +552,18 @@ Unnamed presets; columns as in [RESULTS.md](RESULTS.md).
   episodes; both have too few evaluations for a curve.
 - Not timed: ant and SpaceInvaders, which were trained beside other runs, and Asterix, which waited for others. Freeway
   and CheetahRun were compiled beside others, which is part of their time.
-- Since then the running variance of observations is rounded less (CheetahRun, ant, REPPO), and MinAtar's steps are no
-  longer unrolled ([NOTES.md](NOTES.md#kernels-on-a-gpu)).
+- Since these rows were trained the running variance of observations is rounded less (CheetahRun, ant, REPPO), and
+  MinAtar's steps are no longer unrolled ([NOTES.md](NOTES.md#kernels-on-a-gpu)).
 
 Published: OPEN and blines are PPO, see RESULTS.md. In rows of `ppo.py`, REPPO stands for the PPO with which its authors
-compare, which has the preset's settings but for the networks; Playground for its own PPO, five seeds; Brax for a plot
-in its notebook."""
+compare, which has the preset's settings but for the networks and 200M env steps; Playground for its own PPO, five seeds;
+Brax for a plot in its notebook. REPPO's own 930 is reached after 505 s of 200M env steps."""
 GPU_SPEED = """\
 Cases of [speed.py](speed.py): env steps per second over all lanes, training included, medians of three runs. Runs of
 one program differ by at most 3 %, two machines of this kind by up to 15 %. At commit 91d5ca0, in TF32, PPO was slower
-than both peers, with 0.85 to 0.94 times PureJaxRL's speed: an iteration had 4,870 kernels then, and has 2,342 now
-([NOTES.md](NOTES.md#kernels-on-a-gpu))."""
+than both peers, with 0.85 to 0.94 times PureJaxRL's speed: an iteration had 4,870 kernels then, and 2,230 in the table
+([NOTES.md](NOTES.md#kernels-on-a-gpu)). Since the table was measured the programs of a single lane have lost the lanes'
+axis, ours and the peers'."""
 SHORT = (
     "script",
     "environment",
@@ -576,13 +584,13 @@ seeds. `ppo.py`, which has no memory, stands beside recurrent PPO with the same 
 tell the state: a cue to keep for 16 steps, and CartPole without its velocities
 ([hidden_velocity.py](hidden_velocity.py)).""",
     OPTIONS: """\
-Rows of the tables above, or their first seeds, with one setting changed. P is the probability that a seed with the
+Rows of the tables above with one setting changed, each beside as many seeds of the preset. P is the probability that a seed with the
 change scores higher than one with the preset, with its 95 % bootstrap interval.""",
     "Brax": """\
-Where no backend is named it is `generalized`, the default; `spring` is several times as fast
-([README.md](README.md#environments)), and returns of different backends cannot be compared. The budgets are for a CPU:
-0.4M to 2M env steps for PPO, 20k to 200k for SAC and TD3. Rows with `--total-timesteps 5240000` have the settings of
-the backend `spring` and stand beside IQMs of five seeds after as many env steps (synthetic-gymnax), where SAC and TD3
+Where no backend is named it is `generalized`, the default; `spring` is 1.8 (inverted_pendulum) and 6.4 times (hopper)
+as fast ([README.md](README.md#environments)), and returns of different backends cannot be compared. The budgets are for a CPU:
+0.4M to 2M env steps for PPO, 20k to 200k for SAC and TD3. Hopper's rows with `--total-timesteps` have the settings of
+the backend `spring` and stand beside IQMs of five seeds after 5.24M env steps (synthetic-gymnax), where SAC and TD3
 make an update per env step, as here.""",
 }
 BESIDE_DQN = """\
@@ -592,7 +600,8 @@ BARS = """\
 ## Bars
 
 Each IQM beside our goal for the script and its env steps, and the best published number; "within" where the IQM misses
-one that its 95 % interval contains. The IQM is rounded as they are, and the interval is compared before it is rounded.
+one that its 95 % interval contains. Intervals of three to five seeds are
+[too short](../docs/sweeps-and-comparison.md#how-many-seeds). The IQM is rounded as they are, and the interval is compared before it is rounded.
 What was tried where a goal was missed stands in [NOTES.md](NOTES.md#where-a-bar-was-hard-to-reach). CheetahRun and the
 10M env steps of MinAtar are rows of [GPU.md](GPU.md), whose ant has no goal: its published score was read off a plot.
 
@@ -602,15 +611,16 @@ RESTAMPED = """\
 ## Rows and today's programs
 
 `--restamp` compares `init` and three iterations of the program that made a row on a CPU with today's. {} rows are
-bit-equal. {} are equal to rounding: the same random numbers and counts, and floats within 1e-5 after the first
-iteration. Most were compiled at LLVM's level 0 or 1, a run is at 3, where bits may differ; where whole iterations of
+bit-equal. {} are equal to rounding: the same random numbers and counts, and floats within 1e-5 of themselves or of the
+largest of their array after the first iteration. Most were compiled at LLVM's level 0 or 1, a run is at 3, where bits may differ; where whole iterations of
 SAC, TD3 or DQN differed, shorter ones of four cycles were compared instead. {pending} were recorded with today's
-program. Another program, whose score may be another one: {others}."""
+program. Rows trained on a GPU were not compared. Another program, whose score may be another one: {others}."""
 AGGREGATE = """\
 ## All environments with a published score
 
 The return is normalised, 0 for random actions (the mean of 1,000 episodes) and 1 for the best published number of the
-table of bars, whatever its env steps and protocol; that table leaves out rows with a tenth of the published env steps.
+table of bars, whatever its env steps and protocol; that table leaves out MinAtar's rows with a tenth of the published
+env steps.
 The curves are of the rows with at least five evaluations. The IQM is over the seeds of all environments of a script,
 which weigh the same. The last columns are the probability that a random seed of ours scores higher than the published
 number (ties: half), the mean over environments. Both have 95 % bootstrap intervals stratified by environment.
@@ -674,13 +684,15 @@ def achievement_table(measured: dict[Pair, dict[str, Any]]) -> list[str]:
 
 
 def option_table(measured: dict[Pair, dict[str, Any]], raws: dict[Pair, dict[str, Any]]) -> list[str]:
-    """A Markdown table of the options: each beside the row of its preset."""
+    """A Markdown table of the options: each beside the first seeds of the row of its preset, as many as it has."""
     measures = "IQM", "worst seed", "seeds"
     columns = ("script", "environment", "changed", "IQM of the preset", *measures, "P(changed > preset)")
     lines = [columns, ["---"] * len(columns)]
     for pair, raw in measured.items():
         row, base = cells(pair, raw, FOLDER), replace(pair, changes=())
         (preset,) = (raws[other] for other in raws if other.name == base.name)
+        scores = preset["final_episode_return"][: len(raw["final_episode_return"])]
+        preset = preset | {"final_episode_return": scores}
         line = [row["script"], pair.env, f"`{pair.flags}`", cells(base, preset, FOLDER)["IQM"]]
         lines.append([*line, *(row[name] for name in measures), improvement(raw, preset)])
     return [f"| {' | '.join(line)} |" for line in lines]

@@ -53,6 +53,7 @@ COLUMNS = {
     "compile_s": "{:>10}",  # imports and compilation, while others compile too; SBX compiles in its first run
     "peak_mib": "{:>9}",
     "share_of_peak": "{:>14}",  # floating-point operations of the updates over the rate of a matrix product
+    "commit": "{:>8}",
 }
 PEERS = ("purejaxrl", "rejax", "rltools", "sb3", "sbx")
 # The same products for all, on a GPU too, where the contenders of some cases share the memory.
@@ -305,6 +306,7 @@ def measure(case: Case, workers: list[Worker], rounds: int) -> list[dict]:
             worker.run()
     for worker in workers:
         del worker.runs[0]  # the first is slower
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=FOLDER, text=True).strip()
     rows = []
     for worker in workers:
         steps, first = worker.ready["num_steps"], workers[0]
@@ -323,6 +325,7 @@ def measure(case: Case, workers: list[Worker], rounds: int) -> list[dict]:
                 "compile_s": round(worker.ready["compile"], 1),
                 "peak_mib": round(worker.median("peak_kib") / 1024),
                 "share_of_peak": round(statistics.median(shares), 2) if flops else "",
+                "commit": commit,
             }
         )
         worker.close()

@@ -108,11 +108,11 @@ def check_rollout(config: Any, least: int = 1, is_whole: bool = False) -> None:
         ValueError: naming the fields and what they must be.
     """
     rows, parts = config.num_envs * config.num_steps, config.num_minibatches
+    if is_whole and config.num_envs % parts:
+        raise ValueError(f"num_minibatches = {parts} must divide num_envs = {config.num_envs}")
     if rows % parts or rows // parts < least:
         at_least = f", with at least {least} rows each" if least > 1 else ""
         raise ValueError(f"num_minibatches = {parts} must divide num_envs * num_steps = {rows}{at_least}")
-    if is_whole and config.num_envs % parts:
-        raise ValueError(f"num_minibatches = {parts} must divide num_envs = {config.num_envs}")
 
 
 def check_replay(config: Any) -> None:

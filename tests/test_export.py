@@ -279,7 +279,8 @@ def test_the_printed_lines_use_the_program_for_jax(exported, tmp_path):
     ],
 )
 def test_a_policy_refuses_another_environment(exported, words, message, folder):
-    result = execute(str(exported[0] / "policy.py"), *words, cwd=folder)
+    program = str(exported[0] / "policy.py")
+    result = capture(lambda: runpy.run_path(program, run_name="__main__"), program, *words)
     assert result.status == 2
     assert f"policy.py: error: {message}" in result.stderr
 

@@ -245,6 +245,7 @@ def test_a_run_of_two_processes_has_the_same_survivors(runs):
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["in its part", "while it waits"])
 def test_a_process_that_was_stopped_ends_the_others_at_the_rung(moment, folder):
+    """It is process 0, which leaves last: JAX ends those who lose it, and they may still be saving."""
     arguments = small_run("ppo", 600, name="two", checkpoint_every=0.0)
     arguments += ["--sweep", "gamma=0.9,0.95,0.99", "--sweep-halve", "3"]
     processes = [Process(path_of("ppo"), *arguments, *process, cwd=folder) for process in together(2)]

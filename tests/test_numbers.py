@@ -21,6 +21,7 @@ class Row:
         raw = json.loads((RESULTS / "raw" / f"{name}.json").read_text())
         self.scores = np.array(raw["final_episode_return"])
         self.iqm, self.worst, self.seconds = iqm(self.scores), self.scores.min(), raw["timing"].get("wall_seconds")
+        self.training_seconds = raw["timing"].get("training_seconds")
 
     def below(self, score):
         return f"{count(int((self.scores < score).sum()))} of {len(self.scores)} seeds"
@@ -152,7 +153,6 @@ def test_the_table_of_kernels_is_that_of_the_csv():
     page = (ROOT / "benchmarks" / "README.md").read_text()
     assert "\n".join([lines[0], "|---" * 5 + "|", *lines[1:]]) + "\n\n" in page
     assert len(lines) > 6
-    assert f"had 4,870 kernels then, and has {columns[1][1]} now" in words("benchmarks/GPU.md")
 
 
 def test_the_sentences_about_a_gpu_are_those_of_its_files():
@@ -166,4 +166,4 @@ def test_the_sentences_about_a_gpu_are_those_of_its_files():
     assert f"DQN, SAC and TD3 run at {min(rejax):.1f} to {max(rejax):.1f} times Rejax's speed" in page
     peers = f"{min(pure):.1f} to {max(pure):.1f} times PureJaxRL's speed and {min(ours):.1f} to {max(ours):.1f} times"
     assert f"runs at {peers} Rejax's" in page
-    assert f"for 10M env steps each in {Row('ppo-Breakout-MinAtar').seconds:.0f} s" in page
+    assert f"for 10M env steps each in {Row('ppo-Breakout-MinAtar').training_seconds:.0f} s, without" in page

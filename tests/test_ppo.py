@@ -148,11 +148,10 @@ CONTINUOUS = {"env": "Probe-Recorder-Continuous"}
 CASES = {
     "discrete": replace(UPDATES, max_grad_norm=1e9, anneal_learning_rate=False),
     "discrete, clipped value": replace(UPDATES, clip_value=True, vf_coef=0.8, activation="relu"),
-    "continuous": replace(UPDATES, **CONTINUOUS, adam_eps=0.01, gae_lambda=0.5),
     "continuous, clipped value, normalised": replace(
         UPDATES, **CONTINUOUS, clip_value=True, normalize_obs=True, normalize_reward=True, hidden_sizes=(6, 5)
     ),
-    "layer norm": replace(UPDATES, layer_norm=True, hidden_sizes=(6, 5)),
+    "layer norm": replace(UPDATES, layer_norm=True, hidden_sizes=(6, 5), adam_eps=0.01, gae_lambda=0.5),
 }
 
 

@@ -4,6 +4,7 @@ import importlib.util
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -110,19 +111,20 @@ def test_a_dueling_network_is_a_value_and_advantages(script, cook):
     np.testing.assert_allclose(network.apply(params, obs), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("scale", [0.5, 1000.0])
-def test_huber_squares_small_errors_alone(scale, cook):
+def test_huber_squares_small_errors_alone(cook):
     """Without discount the target is the reward, 1 * scale, and Q nearly 0: one error for all rows."""
-    module, losses = cook(HUBER, "dqn"), []
-    changes = {"env": "CartPole-v1", "gamma": 0.0, "reward_scale": scale, "learning_rate": 0.0}
-    for build in (importlib.import_module("dqn"), module):
-        algorithm = build.make(config_of(build, "dqn", **changes))
+
+    def loss(module, scale):
+        changes = {"env": "CartPole-v1", "gamma": 0.0, "reward_scale": scale, "learning_rate": 0.0}
+        algorithm = module.make(config_of(module, "dqn", **changes))
         state = algorithm.init(jax.random.key(0))
         state = state.replace(params=jax.tree.map(lambda x: 0.1 * x, state.params))
-        losses.append(float(algorithm.step(state, 0)[1]["q_loss"]))
-    squared, huber = losses
-    assert (squared < 0.5) == (scale < 1)
-    np.testing.assert_allclose(huber, squared if scale < 1 else np.sqrt(2 * squared) - 0.5, rtol=1e-3)
+        return algorithm.step(state, 0)[1]["q_loss"]
+
+    modules, scales = (importlib.import_module("dqn"), cook(HUBER, "dqn")), np.float32([0.5, 1000.0])
+    squared, huber = (jax.jit(jax.vmap(partial(loss, module)))(scales) for module in modules)
+    assert (squared < 0.5).tolist() == [True, False]
+    np.testing.assert_allclose(huber, [squared[0], np.sqrt(2 * squared[1]) - 0.5], rtol=1e-3)
 
 
 def test_hl_gauss_learns_a_gaussian_around_the_mean(cook):
@@ -136,7 +138,7 @@ def test_hl_gauss_learns_a_gaussian_around_the_mean(cook):
     probs /= probs.sum()
     params = jax.tree.map(jnp.zeros_like, state.params)
     params["params"]["Dense_0"]["bias"] = jnp.tile(jnp.log(jnp.maximum(probs, 1e-30)), 2)
-    metrics = algorithm.step(state.replace(params=params), 0)[1]
+    metrics = jax.jit(algorithm.step)(state.replace(params=params), 0)[1]
     np.testing.assert_allclose(metrics["q_loss"], stats.entropy(probs), rtol=1e-4)
     np.testing.assert_allclose(metrics["q_mean"], 1.0, atol=1e-3)
     assert metrics["clipped_targets"] == 0
@@ -144,16 +146,18 @@ def test_hl_gauss_learns_a_gaussian_around_the_mean(cook):
 
 def test_a_target_kl_ends_the_updates_of_an_iteration(cook):
     """Nothing moves, and all run; huge steps, and the second minibatch ends them; a huge target changes nothing."""
-    module, numbers, config = cook(TARGET_KL, "ppo"), [], {"num_envs": 3, "num_steps": 16, "hidden_sizes": (8,)}
-    config = module.Config("Probe-Recorder", 96, **config, num_epochs=3, num_minibatches=2, learning_rate=0.0)
-    for changes in ({}, {"learning_rate": 1.0}, {"learning_rate": 1.0, "target_kl": 1e9}):
-        algorithm = module.make(replace(config, **{"target_kl": 1e-3} | changes))
-        state, metrics = jax.jit(algorithm.step)(algorithm.init(jax.random.key(0)), 0)
+    module, config = cook(TARGET_KL, "ppo"), {"num_envs": 3, "num_steps": 16, "hidden_sizes": (8,)}
+    config = module.Config("Probe-Recorder", 96, **config, num_epochs=3, num_minibatches=2)
+
+    def train(learning_rate, target_kl):
+        algorithm = module.make(replace(config, learning_rate=learning_rate, target_kl=target_kl))
+        state, metrics = algorithm.step(algorithm.init(jax.random.key(0)), 0)
         count = optax.tree_utils.tree_get(state.opt_state, "count", filtering=lambda path, _: "Adam" in str(path))
-        assert metrics["num_updates"] == count
-        assert np.isfinite(metrics["grad_norm"])
-        numbers.append(int(count))
-    assert numbers == [6, 1, 6]
+        return count, metrics
+
+    count, metrics = jax.jit(jax.vmap(train))(np.float32([0, 1, 1]), np.float32([1e-3, 1e-3, 1e9]))
+    assert count.tolist() == metrics["num_updates"].tolist() == [6, 1, 6]
+    assert np.isfinite(metrics["grad_norm"]).all()
 
 
 @pytest.mark.parametrize("script", ["ppo", "ppo_rnn"])

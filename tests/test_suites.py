@@ -105,7 +105,7 @@ def same_observation(suite, obs):
 
 
 @each_suite
-def test_the_stream_is_the_suites_and_a_limit_is_not_an_end(suite, tmp_path):
+def test_the_stream_is_the_suites_and_a_limit_is_not_an_end(suite, tmp_path, monkeypatch):
     """Every step of 400 is the one that the suite's own interface makes from the same state with the same key. The
     first ones can be drawn, too."""
     pytest.importorskip({"playground": "mujoco_playground"}.get(suite, suite))
@@ -161,6 +161,11 @@ def test_the_stream_is_the_suites_and_a_limit_is_not_an_end(suite, tmp_path):
     assert (False, True) in ends
     assert suite == "playground" or (True, False) in ends, "no episode ended by itself: the test shows too little"
     assert not np.allclose(obs[1:][ended], info["final_observation"][ended])
+    if suite == "craftax":  # which would load textures of other sizes too, for a minute
+        from craftax.craftax_classic import renderer
+
+        textures = {16: renderer.load_all_textures_given_size(16)}
+        monkeypatch.setattr(renderer, "load_all_textures", lambda: textures)
     if suite in DRAWN:
         few = [jax.tree.map(lambda x, i=i: x[i], states) for i in range(3)]
         assert_drawn(env.suite, DRAWN[suite], few, np.cumsum(reward[:3]), tmp_path)

@@ -48,10 +48,9 @@ def logged(run, name):
     return [float(run[end + 1 : end + 1 + run[end]]) for end in ends]  # a byte that tells the length, and the digits
 
 
-@pytest.mark.parametrize("per_seed", [False, True])
 @one
-def test_wandb_without_network(script, per_seed, undisturbed, folder):
-    arguments = small_run(script, name="tracked", wandb="offline", wandb_per_seed=per_seed)
+def test_wandb_without_network(script, undisturbed, folder):
+    arguments = small_run(script, name="tracked", wandb="offline")
     result = execute(path_of(script), *arguments, cwd=folder, HOME=str(folder), **ALONE)
     assert_finished(result)
     directory = directory_of(script, "tracked")
@@ -60,17 +59,12 @@ def test_wandb_without_network(script, per_seed, undisturbed, folder):
     summary = json.loads((directory / "summary.json").read_text())["eval_episode_return"]
     group = f"{script}-{ENVS[script][0]}-tracked"
     assert result.stdout.endswith(f"\n  upload:      wandb sync {directory}/wandb/offline-run-*\n")
-    names = [f"{group}-seed0", f"{group}-seed1"] if per_seed else [group]
-    runs = wandb_runs(directory)
-    assert len(runs) == len(names)
-    for lane, name in enumerate(names):
-        (run,) = (run for run in runs if name.encode() in run)
-        env_steps = [0, *metrics["env_steps"].tolist()]  # 0: the evaluation of the untrained policy
-        assert sorted(set(logged(run, "env_steps"))) == sorted(set(logged(run, "_step"))) == env_steps
-        lanes = slice(lane, lane + 1) if per_seed else slice(None)
-        assert set(logged(run, "num_episodes")) == set(metrics["num_episodes"][lanes].mean(axis=0))
-        score = summary["per_seed"][lane] if per_seed else summary["iqm"]
-        assert logged(run, "eval_episode_return")[-1] == pytest.approx(score, rel=1e-4)
+    (run,) = wandb_runs(directory)
+    assert group.encode() in run
+    env_steps = [0, *metrics["env_steps"].tolist()]  # 0: the evaluation of the untrained policy
+    assert sorted(set(logged(run, "env_steps"))) == sorted(set(logged(run, "_step"))) == env_steps
+    assert set(logged(run, "num_episodes")) == set(metrics["num_episodes"].mean(axis=0))
+    assert logged(run, "eval_episode_return")[-1] == pytest.approx(summary["iqm"], rel=1e-4)
     (animation,) = directory.glob("wandb/offline-run-*/files/media/**/*.gif")
     with Image.open(animation) as episode:
         assert episode.n_frames > 5, "a greedy episode of the first seed"
@@ -148,10 +142,12 @@ def test_wandb_needs_a_home_directory(folder, monkeypatch):
 
 
 def test_a_resumed_run_continues_its_wandb_runs(monkeypatch):
+    """One of each seed."""
     import wandb
 
-    inits, logged = [], []
-    monkeypatch.setattr(wandb, "init", lambda **kwargs: inits.append(kwargs) or FakeRun(logged))
+    inits, logged = [], {}
+    begin = lambda **kwargs: inits.append(kwargs) or FakeRun(logged.setdefault(kwargs["name"], []))  # noqa: E731
+    monkeypatch.setattr(wandb, "init", begin)
     arguments = small_run("ppo", name="tracked", wandb="offline", wandb_per_seed=True, eval_episodes=0)
     assert_finished(call("ppo", *arguments))
     total = small_config("ppo", 44).total_timesteps
@@ -166,7 +162,10 @@ def test_a_resumed_run_continues_its_wandb_runs(monkeypatch):
         "those of the settings, if it is resumed without --wandb-per-seed, are others"
     )
     env_steps = [small_config("ppo").env_steps(i + 1) for i in range(44)]
-    assert sorted(values["env_steps"] for values in logged) == sorted(2 * env_steps)
+    num_episodes = saved_metrics(directory_of("ppo", "tracked"))["num_episodes"]
+    for lane, name in enumerate(["ppo-CartPole-v1-tracked-seed0", "ppo-CartPole-v1-tracked-seed1"]):
+        assert [values["env_steps"] for values in logged[name]] == env_steps
+        assert [values["num_episodes"] for values in logged[name]] == num_episodes[lane].tolist()
 
 
 def test_wandb_that_cannot_start(monkeypatch, folder):

@@ -72,7 +72,7 @@ class Config:
     max_grad_norm: Positive = 10.0  # gradients are clipped to this global norm
     gamma: Fraction = 0.99  # discount
     n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
-    value_min: float = -100.0  # lowest bin: least reward / (1 - gamma)
+    value_min: float = -100.0  # lowest bin: min(0, least reward) / (1 - gamma)
     value_max: float = 100.0  # highest bin; what matters is that the metric clipped_targets stays 0
     num_bins: int = 51  # values that a distribution is over, evenly spaced; atoms in the paper
     epsilon_start: Fraction = 1.0  # share of random actions at env step 0, prefill included

@@ -62,9 +62,9 @@ class Config:
     normalize_obs: bool = False  # normalise by running mean and variance
     normalize_reward: bool = False  # divide by the std of the discounted return
     reward_scale: Positive = 1.0  # factor of the rewards
-    hidden_sizes: tuple[int, ...] = (64, 64)  # units in each hidden layer of both networks
+    hidden_sizes: tuple[int, ...] = (64, 64)  # units in each hidden layer, after any convolution
     value_hidden_sizes: tuple[int, ...] = ()  # those of the value network; empty: hidden_sizes
-    cell: Literal["gru", "lstm"] = "gru"  # the memory after these layers, one in each network
+    cell: Literal["gru", "lstm"] = "gru"  # the memory behind the hidden layers, one in each network
     memory_size: int = 64  # units of the cell
     activation: Literal["tanh", "relu", "swish"] = "tanh"  # that of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation

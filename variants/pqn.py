@@ -146,7 +146,7 @@ class Transition:
 class Batch:
     """Rows of a rollout for the loss; minibatch_size in a minibatch."""
 
-    obs: jax.Array
+    obs: jax.Array  # not normalised
     action: jax.Array
     target: jax.Array  # of the action's Q value
 

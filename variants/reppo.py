@@ -50,19 +50,19 @@ class Config:
     num_steps: int = 32  # steps of each environment per iteration
     num_epochs: int = 8  # passes over the rollout
     num_minibatches: int = 8  # updates per pass; must divide num_envs * num_steps
-    num_samples: int = 4  # actions per next state; their mean Q and entropy make its target
+    num_samples: int = 4  # actions per next state, whose mean Q and entropy make the target
     learning_rate: NonNegative = 3e-4  # Adam step size of all parameters at the start
     anneal_learning_rate: bool = False  # decay the learning rate linearly to 0
     max_grad_norm: Positive = 0.5  # gradients of each part of Params are clipped to this norm
     gamma: Fraction = 0.99  # discount
     q_lambda: Fraction = 0.95  # lambda of the returns; 0: one step, 1: Monte Carlo
-    value_min: float = -100.0  # lower end of the critic's range: least reward / (1 - gamma)
-    value_max: float = 100.0  # upper end; two bins to spare, and the metric clipped_targets at 0
+    value_min: float = -100.0  # lower end of the critic's range: min(0, least reward) / (1 - gamma)
+    value_max: float = 100.0  # upper end; spare two bins, and keep the metric clipped_targets at 0
     num_bins: int = 151  # of the critic's range
     alpha: Positive = 0.01  # temperature at the start
     target_entropy: TargetEntropy = -0.5  # target per action dimension
     eta: Positive = 0.01  # weight of the KL at the start, and at least
-    kl_bound: Positive = 0.1  # rows with a larger KL from the old policy bring it down
+    kl_bound: Positive = 0.1  # rows whose KL from the old policy is larger only reduce that KL
     normalize_obs: bool = True  # normalise by running mean and variance
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (256, 256)  # units in each hidden layer of both networks
@@ -149,7 +149,7 @@ class Transition:
 class Batch:
     """Rows of a rollout for the losses; minibatch_size in a minibatch."""
 
-    obs: jax.Array
+    obs: jax.Array  # not normalised
     action: jax.Array
     target: jax.Array  # of the action's value
     mean: jax.Array  # of the policy before the updates
@@ -302,8 +302,7 @@ def make(config: Config) -> Algorithm:
         # Update with shuffled minibatches.
         rows = shuffle_epochs(shuffle_key, config.num_epochs, num_rows, minibatch_size)
         noise = jax.random.normal(noise_key, (*rows.shape, action_dim), jnp.float32)
-        body = partial(update, batch)
-        state, metrics = scan_mean(body, state.replace(key=key), (rows, noise))
+        state, metrics = scan_mean(partial(update, batch), state.replace(key=key), (rows, noise))
         in_range = jnp.clip(batch.target, config.value_min, config.value_max)
         metrics["clipped_targets"] = (in_range != batch.target).mean()
 

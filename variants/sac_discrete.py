@@ -326,7 +326,7 @@ def make(config: Config) -> Algorithm:
     def critic_loss(critic_params, state, batch):
         next_obs = preprocess(state, batch.next_obs)
         policy = actor.apply(state.params.actor, next_obs)
-        q_next = critic.apply(state.target_params, next_obs).min(axis=-1)
+        q_next = critic.apply(state.target_params, next_obs).min(axis=-1)  # [batch_size, num_actions]
         soft_q = q_next - jnp.exp(state.params.log_alpha) * policy.logits
         next_value = expectation(policy, soft_q)  # [batch_size], eq. 10
         target = batch.reward + batch.discount * jnp.where(batch.terminated, 0.0, next_value)
@@ -334,7 +334,7 @@ def make(config: Config) -> Algorithm:
         obs = preprocess(state, batch.obs)
         q = critic.apply(critic_params, obs)  # [batch_size, num_actions, 2]
         is_taken = jax.nn.one_hot(batch.action, num_actions, dtype=q.dtype)
-        q = (q * is_taken[..., None]).sum(axis=1)  # as a sum, its gradient needs no scatter
+        q = (q * is_taken[..., None]).sum(axis=1)  # [batch_size, 2], without a scatter in its gradient
         loss = ((q - target[:, None]) ** 2).mean(axis=0).sum()  # each critic has its own mean
         return loss, {"critic_loss": loss, "q_mean": q.mean()}
 
