@@ -518,12 +518,11 @@ The others were not chosen on seeds that no row has.
 Scores are greedy returns after training, with sampled actions where the row says so, over 100 whole episodes for each
 seed (recurrent PPO on Craftax 32): the interquartile mean (IQM) over seeds with its 95 % bootstrap interval, the mean,
 the mean of the worst quarter of the seeds, and the worst seed. A seed has failed if it ends below half of the way from
-random actions to the IQM of its row: {} of {} seeds, without the rows of GPU.md and those that change a preset and
-have no bar. Where all seeds fail alike none counts as failed.
-Each script's name links to the raw file with the commands, the settings, the curve and the score of every seed, the
-commit, the versions and the machine. `time` is the whole training command for all seeds together, on one or two cores
-that often had other work, without the compilation of a program that an earlier run had kept; "not timed" where it was
-stopped, or trained beside others on a GPU.
+random actions to the IQM of its row: {} of {} seeds, without the rows of GPU.md and those that change a preset and have
+no bar. Where all seeds fail alike none counts as failed. Each script's name links to the raw file with the commands,
+the settings, the curve and the score of every seed, the commit, the versions and the machine. `time` is the whole
+training command for all seeds together, on one or two cores that often had other work, without the compilation of a
+program that an earlier run had kept; "not timed" where it was stopped, or trained beside others on a GPU.
 
 "Best published" is the best public number of the same algorithm that we know, with QR-DQN beside categorical DQN, and
 PPO beside every script on MinAtar. These numbers follow other protocols, and those of classic control are of Gym, in
@@ -556,8 +555,8 @@ Unnamed presets; columns as in [RESULTS.md](RESULTS.md).
   MinAtar's steps are no longer unrolled ([NOTES.md](NOTES.md#kernels-on-a-gpu)).
 
 Published: OPEN and blines are PPO, see RESULTS.md. In rows of `ppo.py`, REPPO stands for the PPO with which its authors
-compare, which has the preset's settings but for the networks and 200M env steps; Playground for its own PPO, five seeds;
-Brax for a plot in its notebook. REPPO's own 930 is reached after 505 s of 200M env steps."""
+compare, which has the preset's settings but for the networks and 200M env steps; Playground for its own PPO, five
+seeds; Brax for a plot in its notebook. REPPO's own 930 is reached after 505 s of 200M env steps."""
 GPU_SPEED = """\
 Cases of [speed.py](speed.py): env steps per second over all lanes, training included, medians of three runs. Runs of
 one program differ by at most 3 %, two machines of this kind by up to 15 %. At commit 91d5ca0, in TF32, PPO was slower
@@ -584,14 +583,14 @@ seeds. `ppo.py`, which has no memory, stands beside recurrent PPO with the same 
 tell the state: a cue to keep for 16 steps, and CartPole without its velocities
 ([hidden_velocity.py](hidden_velocity.py)).""",
     OPTIONS: """\
-Rows of the tables above with one setting changed, each beside as many seeds of the preset. P is the probability that a seed with the
-change scores higher than one with the preset, with its 95 % bootstrap interval.""",
+Rows of the tables above with one setting changed, each beside as many seeds of the preset. P is the probability that a
+seed with the change scores higher than one with the preset, with its 95 % bootstrap interval.""",
     "Brax": """\
 Where no backend is named it is `generalized`, the default; `spring` is 1.8 (inverted_pendulum) and 6.4 times (hopper)
-as fast ([README.md](README.md#environments)), and returns of different backends cannot be compared. The budgets are for a CPU:
-0.4M to 2M env steps for PPO, 20k to 200k for SAC and TD3. Hopper's rows with `--total-timesteps` have the settings of
-the backend `spring` and stand beside IQMs of five seeds after 5.24M env steps (synthetic-gymnax), where SAC and TD3
-make an update per env step, as here.""",
+as fast ([README.md](README.md#environments)), and returns of different backends cannot be compared. The budgets are for
+a CPU: 0.4M to 2M env steps for PPO, 20k to 200k for SAC and TD3. Hopper's rows with `--total-timesteps` have the
+settings of the backend `spring` and stand beside IQMs of five seeds after 5.24M env steps (synthetic-gymnax), where SAC
+and TD3 make an update per env step, as here.""",
 }
 BESIDE_DQN = """\
 Categorical DQN has the settings of DQN, but for the bins and what its presets say. P is the probability that one of its
@@ -600,10 +599,11 @@ BARS = """\
 ## Bars
 
 Each IQM beside our goal for the script and its env steps, and the best published number; "within" where the IQM misses
-one that its 95 % interval contains. Intervals of three to five seeds are
-[too short](../docs/sweeps-and-comparison.md#how-many-seeds). The IQM is rounded as they are, and the interval is compared before it is rounded.
-What was tried where a goal was missed stands in [NOTES.md](NOTES.md#where-a-bar-was-hard-to-reach). CheetahRun and the
-10M env steps of MinAtar are rows of [GPU.md](GPU.md), whose ant has no goal: its published score was read off a plot.
+one that its 95 % interval contains. Intervals of three to five seeds are [too
+short](../docs/sweeps-and-comparison.md#how-many-seeds). The IQM is rounded as they are, and the interval is compared
+before it is rounded. What was tried where a goal was missed stands in
+[NOTES.md](NOTES.md#where-a-bar-was-hard-to-reach). CheetahRun and the 10M env steps of MinAtar are rows of
+[GPU.md](GPU.md), whose ant has no goal: its published score was read off a plot.
 
 | script | environment | env steps per seed | IQM | goal | reached | best published | reached |
 |---|---|---|---|---|---|---|---|"""
@@ -612,9 +612,10 @@ RESTAMPED = """\
 
 `--restamp` compares `init` and three iterations of the program that made a row on a CPU with today's. {} rows are
 bit-equal. {} are equal to rounding: the same random numbers and counts, and floats within 1e-5 of themselves or of the
-largest of their array after the first iteration. Most were compiled at LLVM's level 0 or 1, a run is at 3, where bits may differ; where whole iterations of
-SAC, TD3 or DQN differed, shorter ones of four cycles were compared instead. {pending} were recorded with today's
-program. Rows trained on a GPU were not compared. Another program, whose score may be another one: {others}."""
+largest of their array after the first iteration. Most were compiled at LLVM's level 0 or 1, a run is at 3, where bits
+may differ; where whole iterations of SAC, TD3 or DQN differed, shorter ones of four cycles were compared instead.
+{pending} were recorded with today's program. Rows trained on a GPU were not compared. Another program, whose score may
+be another one: {others}."""
 AGGREGATE = """\
 ## All environments with a published score
 
