@@ -146,12 +146,12 @@ SMALL = Config(env="Probe-Recorder", num_envs=3, num_steps=16, total_timesteps=1
 UPDATES = replace(SMALL, num_epochs=3, num_minibatches=1, learning_rate=0.05, clip_eps=0.1, ent_coef=0.1, gamma=0.9)
 CONTINUOUS = {"env": "Probe-Recorder-Continuous"}
 CASES = {
-    "discrete": replace(UPDATES, max_grad_norm=1e9, anneal_learning_rate=False),
+    "discrete": replace(UPDATES, max_grad_norm=1e9, anneal_learning_rate=False, adam_eps=0.01),
     "discrete, clipped value": replace(UPDATES, clip_value=True, vf_coef=0.8, activation="relu"),
     "continuous, clipped value, normalised": replace(
         UPDATES, **CONTINUOUS, clip_value=True, normalize_obs=True, normalize_reward=True, hidden_sizes=(6, 5)
     ),
-    "layer norm": replace(UPDATES, layer_norm=True, hidden_sizes=(6, 5), adam_eps=0.01, gae_lambda=0.5),
+    "layer norm": replace(UPDATES, layer_norm=True, hidden_sizes=(6, 5), gae_lambda=0.5),
 }
 
 
