@@ -513,7 +513,7 @@ Playground and its learning rate on Breakout. Chosen on seeds 1000 and up, which
 - all scripts: the MountainCars, bsuite, misc, and Brax' reacher, hopper and walker2d, but for the env steps of DQN on
   DeepSea and of recurrent PPO with a chain of 16, which were raised after some of the seeds 0 to 19 had failed.
 
-The others were not chosen on seeds that no row has.
+For the others no such choice is recorded.
 
 Scores are greedy returns after training, with sampled actions where the row says so, over 100 whole episodes for each
 seed (recurrent PPO on Craftax 32): the interquartile mean (IQM) over seeds with its 95 % bootstrap interval, the mean,
@@ -621,10 +621,9 @@ AGGREGATE = """\
 
 The return is normalised, 0 for random actions (the mean of 1,000 episodes) and 1 for the best published number of the
 table of bars, whatever its env steps and protocol; that table leaves out MinAtar's rows with a tenth of the published
-env steps.
-The curves are of the rows with at least five evaluations. The IQM is over the seeds of all environments of a script,
-which weigh the same. The last columns are the probability that a random seed of ours scores higher than the published
-number (ties: half), the mean over environments. Both have 95 % bootstrap intervals stratified by environment.
+env steps. The curves are of the rows with at least five evaluations. The IQM is over the seeds of all environments of a
+script, which weigh the same. The last columns are the probability that a random seed of ours scores higher than the
+published number (ties: half), the mean over environments. Both have 95 % bootstrap intervals stratified by environment.
 
 | script | environments | IQM | 95 % interval | P(ours > published) | 95 % interval |
 |---|---|---|---|---|---|"""

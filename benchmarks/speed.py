@@ -141,13 +141,14 @@ PUREJAXRL = {  # PPO, as PureJaxRL names it, with what is default in ours
 TANH, RELU = {"activation": "tanh"}, {"activation": "relu"}  # what ours has; Rejax would take swish
 
 
-def ppo(lanes: int, cores: int, iterations: int) -> Case:
+def ppo(lanes: int, cores: int, iterations: int, is_gpu: bool = False) -> Case:
     """The settings of PureJaxRL's benchmark."""
     steps = {"total_timesteps": 512 * iterations}
     stable = {"n_steps": 128, "batch_size": 128, "n_epochs": 4, "learning_rate": 2.5e-4, "ent_coef": 0.01}
+    pure = Contender("PureJaxRL", "purejaxrl:ppo", {**PUREJAXRL, "TOTAL_TIMESTEPS": 512 * iterations})
     contenders = [
         Contender("ours", "ppo", {**PPO, **SMALL, **steps}, ppo_flops(4, 2, 64, 4)),
-        Contender("PureJaxRL", "purejaxrl:ppo", {**PUREJAXRL, "TOTAL_TIMESTEPS": 512 * iterations}),
+        *([pure] if is_gpu or lanes == 1 else []),  # its program for several lanes hangs on a CPU
         Contender("Rejax", "rejax:ppo", {**PPO, "max_grad_norm": 0.5, **steps, "agent_kwargs": TANH}),
     ]
     if lanes == 1:
@@ -240,8 +241,8 @@ CASES = [
     sac_buffers(4),
 ]
 GPU_CASES = [
-    *(ppo(lanes, HOST, 200) for lanes in (1, 16, 128)),
-    ppo(2_048, HOST, 50),
+    *(ppo(lanes, HOST, 200, is_gpu=True) for lanes in (1, 16, 128)),
+    ppo(2_048, HOST, 50, is_gpu=True),
     *(dqn(f"dqn-{lanes}", lanes, HOST, 10_000, 100_000) for lanes in (1, 128, 1_024)),
     *(actor_critic(script, lanes, HOST, 4_096) for script in ("sac", "td3") for lanes in (1, 128, 1_024)),
     *(breakout(lanes) for lanes in (1, 20, 128)),

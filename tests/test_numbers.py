@@ -114,9 +114,12 @@ def test_the_speed_table_is_that_of_the_csv():
     assert f"One seed runs on one core, {ratios[0]:.2f} (PPO) to {ratios[-1]:.1f} times (DQN" in readme
     shown = ", ".join(f"{script.upper()} {float(rates[f'{script}-16', 'Rejax']['ratio']):.1f}" for script in SCRIPTS)
     assert f"Two CPU cores, 16 seeds: {shown} times Rejax's speed" in readme
+    pure = rates["ppo-1", "PureJaxRL"]
+    assert f"and PPO {pure['ratio']} times as fast as PureJaxRL." in readme
     others = [rates["ppo-1", name]["env_steps_per_s"] for name in ("Stable-Baselines3", "SBX")]
     ratios = [f"{float(rates['ppo-1', name]['ratio']):.1f}" for name in ("Stable-Baselines3", "SBX")]
     page = words("benchmarks/README.md")
+    assert f"makes {int(pure['env_steps_per_s']):,} env steps/s, ours {pure['ratio']} times as many" in page
     assert "makes {:,} env steps/s, SBX {:,}; ours {} and {} times as many".format(*map(int, others), *ratios) in page
     rltools = rates["sac-1", "RLtools"]
     assert f"makes {int(rltools['env_steps_per_s']):,} env steps/s; ours {rltools['ratio']} times as many" in page
