@@ -119,7 +119,7 @@ HEADLINE, GPU, OPTIONS = "Classic control", "Presets of GPU size", "Options"
 CHAIN = (("total_timesteps", 100_000), ("num_envs", 16), ("num_steps", 64), ("learning_rate", 2.5e-3))
 HIDDEN = (*CHAIN[1:], ("total_timesteps", 200_000), ("normalize_obs", True), ("normalize_reward", True))
 CRAFTAX = "craftax/Craftax-Symbolic-v1"
-LONG = (("total_timesteps", 5_240_000),)
+LONG = (("total_timesteps", 5_240_000), ("gamma", 0.99))
 MILLION = (("total_timesteps", 1_000_000), ("buffer_size", 1_000_000))
 CRAFTAX_RNN = "2.3 %, about 5.20, at 1M (Craftax-1M)"
 MINATAR = {
@@ -185,7 +185,7 @@ FAMILIES = {
         Pair("ppo", "brax/hopper:backend=spring", num_seeds=10, preset="small"),
         Pair("sac", "brax/hopper:backend=spring", num_seeds=10),
         Pair("td3", "brax/hopper:backend=spring", num_seeds=10),
-        Pair("ppo", "brax/hopper", None, "2522 (synthetic-gymnax)", 5, "small", 2522.0, LONG),
+        Pair("ppo", "brax/hopper", None, "2522 at 5.24M (synthetic-gymnax)", 5, "small", 2522.0, LONG),
         Pair("sac", "brax/hopper", None, "3119 at 5.24M (synthetic-gymnax)", 4, "", 3119.0, MILLION),
         Pair("td3", "brax/hopper", None, "3326 at 5.24M (synthetic-gymnax)", 4, "", 3326.0, MILLION),
         Pair("ppo", "brax/halfcheetah:backend=spring", num_seeds=5, preset="small"),
