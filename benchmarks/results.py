@@ -557,7 +557,7 @@ Unnamed presets; columns as in [RESULTS.md](RESULTS.md).
 
 Published: OPEN and blines are PPO, see RESULTS.md. In rows of `ppo.py`, REPPO stands for the PPO with which its authors
 compare, which has the preset's settings but for the networks and 200M env steps; Playground for its own PPO, five
-seeds; Brax for a plot in its notebook. REPPO's own 930 is reached after 505 s of 200M env steps."""
+seeds; Brax for a plot in its notebook. REPPO's own 930 is reached after 505 s of a run of 200M env steps."""
 GPU_SPEED = """\
 Cases of [speed.py](speed.py): env steps per second over all lanes, training included, medians of three runs. Runs of
 one program differ by at most 3 %, two machines of this kind by up to 15 %. At commit 91d5ca0, in TF32, PPO was slower
