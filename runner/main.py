@@ -4,6 +4,8 @@ import atexit
 import contextlib
 import dataclasses
 import gc
+import hashlib
+import importlib.metadata
 import secrets
 import signal
 import sys
@@ -19,7 +21,7 @@ from common.config import validate
 from common.environment import make_env
 from common.presets import check_preset_name, find_preset
 from runner.cli.halving import plan_stops
-from runner.cli.options import PRECISIONS, Options, resume_flag
+from runner.cli.options import OF_PROCESS, PRECISIONS, Options, resume_flag
 from runner.cli.parse import check_unchanged, fail, look_ahead, parse, read_words
 from runner.cli.sweep import check_distinct, count_settings, make_settings, read_axes
 from runner.devices import hosts
@@ -32,7 +34,7 @@ from runner.devices.stop import StopSignal
 from runner.experiment import Experiment, Part, Result, Rung
 from runner.files.claim import claimed_folder, describe_saved, describe_shortage
 from runner.files.load import load
-from runner.files.record import Record, check_rungs, read_config, read_options, read_record
+from runner.files.record import PACKAGES, Record, check_rungs, read_config, read_options, read_record
 from runner.files.store import write_metrics
 from runner.report.progress import lasting_output
 from runner.report.scores import healthy_lanes
@@ -101,6 +103,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     axes = read_axes(options.sweep, options.sweep_samples, config)
     num_lanes = count_settings(axes, options.sweep_samples) * options.num_seeds
     hosts.connect(options)
+    hosts.check_same(describe_program(script, config, options))
     hosts.check_places(options, num_lanes, config.num_envs)
     keep_programs()
     import_gymnax()
@@ -142,6 +145,17 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
         stop=StopSignal(),
         timing=timing,
     )
+
+
+def describe_program(script: str, config: Any, options: Options) -> dict[str, Any]:
+    """What must be the same in all processes of a run: code, versions, settings and options."""
+    root = Path(__file__).parent.parent
+    kit = sorted(path for name in ("common", "runner") for path in (root / name).rglob("*.py"))
+    texts = {f"the text of {Path(script).name}": [Path(script)], "the text of common/ and runner/": kit}
+    digests = {name: hashlib.sha256(b"".join(map(Path.read_bytes, paths))).hexdigest() for name, paths in texts.items()}
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    shared = {name: x for name, x in dataclasses.asdict(options).items() if name not in OF_PROCESS}
+    return {"script": Path(script).name} | dataclasses.asdict(config) | shared | digests | versions
 
 
 def check_modes() -> None:

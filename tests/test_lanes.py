@@ -7,6 +7,7 @@ import resource
 import signal
 import socket
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -28,13 +29,16 @@ from helpers import (
 )
 from runs import assert_refused
 
+import runner.devices.hosts
 import runner.devices.lanes
 import runner.devices.memory
 import runner.devices.programs
 from common.buffer import draw_rows, init_buffer
 from common.random import shuffle_epochs
+from runner.cli.options import Options
 from runner.devices.lanes import compile_init, compile_segment, make_placement, to_host
 from runner.files.load import load
+from runner.main import describe_program
 
 SAME = ("runs", "ppo", "CartPole-v1")
 
@@ -457,8 +461,9 @@ def impatient(patience, heartbeat=10):
 def test_two_processes_are_the_same_as_one(folder):
     arguments = small_run("ppo", num_seeds=5)
     assert call("ppo", *arguments, "--name", "one").status == 0
+    proxy = {"http_proxy": "http://127.0.0.1:9"}  # of a cluster; nobody answers there
     first, second = (
-        Process(path_of("ppo"), *arguments, *process, "--name", "two", cwd=folder) for process in together(2)
+        Process(*impatient(60), *arguments, *process, "--name", "two", cwd=folder, **proxy) for process in together(2)
     )
     with first, second:
         results = first.finish(), second.finish()
@@ -530,6 +535,77 @@ def test_all_processes_say_what_is_wrong(folder):
     for result in results:
         assert result.status == 2, result
         assert "holds a run; choose another --name" in result.stderr
+
+
+def test_processes_that_train_differently_are_refused(folder):
+    arguments = small_run("ppo", num_seeds=4)
+    rates = flags(learning_rate=0.5), flags(learning_rate=0.25)
+    processes = [
+        Process(path_of("ppo"), *arguments, *rate, *process, cwd=folder)
+        for rate, process in zip(rates, together(2), strict=True)
+    ]
+    with processes[0], processes[1]:
+        results = [process.finish() for process in processes]
+    for result in results:
+        assert result.status == 2, result
+        assert "learning_rate = 0.5 in process 0 and 0.25 in process 1" in result.stderr
+    assert not Path("runs").exists()
+
+
+def test_what_processes_must_share(tmp_path):
+    """Code, settings and options, but not what is of one process."""
+    script, config, options = tmp_path / "ppo.py", small_config("ppo"), Options()
+
+    def described(text="", config=config, options=options):
+        script.write_text(text)
+        return describe_program(str(script), config, options)
+
+    same = described()
+    assert described(options=replace(options, process_id=1, devices=2, coordinator="b:1")) == same
+    for change in ({"text": "# edited"}, {"config": replace(config, gamma=0.5)}, {"options": replace(options, seed=1)}):
+        assert described(**change) != same, change
+
+
+SLURM = """
+import jax
+from runner.cli.options import Options
+from runner.devices import hosts
+hosts.connect(Options(coordinator="auto"))
+print(jax.config.values["jax_cuda_visible_devices"], jax._src.distributed.global_state.coordinator_address)
+hosts.leave()
+"""
+
+
+def test_a_process_of_slurm_has_the_gpus_of_its_node_and_a_port_of_its_step(folder):
+    job = {"SLURM_JOB_ID": "4711", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
+    job |= {"SLURM_LOCALID": "0", "CUDA_VISIBLE_DEVICES": "0,1"}
+    results = [execute("-c", SLURM, cwd=folder, **job, SLURM_STEP_ID=step) for step in "01"]
+    assert [result.status for result in results] == [0, 0], results
+    (gpus, address), (_, other) = (result.stdout.split() for result in results)
+    assert gpus == "all"
+    assert address != other
+
+
+@pytest.mark.parametrize(("number", "own"), [(0, "0,1"), (1, "2,3"), (2, "all")])
+def test_processes_of_a_host_divide_its_gpus(number, own, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    monkeypatch.setattr(jax._src.distributed.global_state, "process_id", number)
+    try:
+        runner.devices.hosts._share_gpus(["a", "a", "b"])
+        assert jax.config.values["jax_cuda_visible_devices"] == own
+    finally:
+        jax.config.update("jax_cuda_visible_devices", "all")
+
+
+def test_two_processes_of_one_number_are_refused(monkeypatch):
+    class Client:
+        def key_value_set(self, *_):
+            raise jax.errors.JaxRuntimeError("ALREADY_EXISTS: host/0")
+
+    monkeypatch.setattr(jax._src.distributed.global_state, "client", Client())
+    monkeypatch.setattr(jax._src.distributed.global_state, "process_id", 0)
+    with pytest.raises(ValueError, match="there is another process 0 at"):
+        runner.devices.hosts._gather("host", "a")
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ class Options:
 FIXED = ("num_seeds", "seed", "preset", "sweep", "sweep_samples", "sweep_halve", "eval_sampled", "lanes_per_batch")
 FIXED += ("matmul_precision", "out", "name")
 PROCESS = ("resume", "devices_per_lane", "coordinator", "num_processes", "process_id")
+OF_PROCESS = ("devices", "coordinator", "process_id")  # in which the processes of one run may differ
 # Values of matmul_precision, with JAX's names for them.
 PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 

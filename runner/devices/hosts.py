@@ -1,13 +1,17 @@
 """Several processes, usually one per host, on JAX's own distributed runtime.
 
-Each process trains its own lanes on its own devices and sends nothing while training. At the start they agree on the
-folder of the run, at the end process 0 waits for the others; results pass through the folder, which all of them share.
+Each process trains its own lanes on its own devices and sends nothing while training. At the start they compare their
+settings and agree on the folder of the run, at the end process 0 waits for the others; results pass through the folder,
+which all of them share.
 """
 
+import contextlib
+import json
 import os
+import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -35,20 +39,39 @@ def connect(options: Options) -> None:
     if coordinator != "auto":
         place = {"coordinator_address": coordinator, "cluster_detection_method": "deactivate"}
         place |= {"num_processes": options.num_processes, "process_id": options.process_id}
+    elif "SLURM_STEP_ID" in os.environ:  # JAX derives the port from the job alone, whose steps may run at once
+        number = 61 * int(os.environ["SLURM_JOB_ID"]) + int(os.environ["SLURM_STEP_ID"])
+        os.environ.setdefault("JAX_COORDINATOR_PORT", str(61440 + number % 4096))
+    if "JAX_LOCAL_DEVICE_IDS" not in os.environ:
+        place["local_device_ids"] = []  # no limit: under Slurm JAX would take one GPU of each node
     timer = threading.Timer(PATIENCE, _give_up, [coordinator])
     timer.daemon = True
     timer.start()
     try:
         patience = {"initialization_timeout": 2 * PATIENCE, "heartbeat_timeout_seconds": HEARTBEAT}
-        jax.distributed.initialize(**place, **patience)
+        with _without_proxies():
+            jax.distributed.initialize(**place, **patience)
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"--coordinator {coordinator}: {str(error).splitlines()[0]}") from error
     finally:
         timer.cancel()
     if _client() is None:
         raise ValueError(f"--coordinator does not work with jax {jax.__version__}; install the one of requirements.txt")
+    _share_gpus(_gather("host", socket.gethostname()))
     if jax.process_index() > 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+
+@contextlib.contextmanager
+def _without_proxies() -> Iterator[None]:
+    """Hide the variables of HTTP proxies, through which processes would look for the coordinator."""
+    proxies = {name: x for name, x in os.environ.items() if name.lower().endswith("_proxy")}
+    for name in proxies:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(proxies)
 
 
 def _client() -> Any:
@@ -59,6 +82,55 @@ def _client() -> Any:
         return jax._src.distributed.global_state.client
     except AttributeError:
         return None
+
+
+def _gather(name: str, text: str) -> list[str]:
+    """The text that each process gives under this name, by the number of the process. A name can be used once.
+
+    Raises:
+        ValueError: a process of the same number was here before, or one does not answer.
+    """
+    state = jax._src.distributed.global_state  # jax.process_index() would start the backend
+    try:
+        state.client.key_value_set(f"{name}/{state.process_id}", text)
+        return [state.client.blocking_key_value_get(f"{name}/{i}", PATIENCE * 1000) for i in range(state.num_processes)]
+    except jax.errors.JaxRuntimeError as error:
+        if "ALREADY_EXISTS" not in str(error):
+            raise ValueError(f"the other processes did not answer within {PATIENCE} s") from None
+        hint = "give each run its own --coordinator, and each of its processes its own --process-id"
+        raise ValueError(
+            f"there is another process {state.process_id} at {state.coordinator_address}; {hint}"
+        ) from None
+
+
+def _share_gpus(names: list[str]) -> None:
+    """Divide the GPUs of a host among its processes, before JAX starts, unless Slurm has divided them.
+
+    names: of the host of each process.
+    """
+    number = jax._src.distributed.global_state.process_id
+    here = [i for i, name in enumerate(names) if name == names[number]]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = len(list(Path("/dev").glob("nvidia[0-9]*")) if visible is None else visible.split(","))
+    variables = "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND", "JAX_LOCAL_DEVICE_IDS"
+    if 1 < len(here) <= count and not any(name in os.environ for name in variables):
+        place = here.index(number)
+        own = range(place * count // len(here), (place + 1) * count // len(here))
+        jax.config.update("jax_cuda_visible_devices", ",".join(map(str, own)))
+
+
+def check_same(described: dict[str, Any]) -> None:
+    """Raise ValueError in every process, naming the first difference, unless all describe their run alike."""
+    if _client() is None:
+        return
+    texts = _gather("run", json.dumps({name: str(x) for name, x in described.items()}))
+    first, *others = map(json.loads, texts)
+    for number, other in enumerate(others, start=1):
+        for name in first | other:
+            one, two = (x.get(name, "nothing") for x in (first, other))
+            if one != two:
+                leave()  # process 0 must not end before the others have read this
+                raise ValueError(f"{name} = {one} in process 0 and {two} in process {number}: start all of them alike")
 
 
 def check_places(options: Options, num_lanes: int, num_envs: int) -> None:
