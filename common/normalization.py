@@ -13,6 +13,7 @@ class RunningStatistics:
 
     mean: Any  # [*shape] float32; a dict of arrays if observations are
     variance: Any  # as mean, population variance
+    rest: Any  # what float32 has rounded off mean and variance, (mean, variance): small steps add up in it
     count: jax.Array  # [] int32: a float32 stops counting at 2^24
 
 
@@ -21,7 +22,7 @@ def init_statistics(shape: tuple[int, ...] | dict[str, tuple[int, ...]]) -> Runn
     if isinstance(shape, dict):
         shape = {name: x for name, x in shape.items() if name != "legal"}
     mean = jax.tree.map(lambda shape: jnp.zeros(shape, jnp.float32), shape, is_leaf=lambda x: isinstance(x, tuple))
-    return RunningStatistics(mean=mean, variance=jax.tree.map(jnp.ones_like, mean), count=jnp.int32(0))
+    return RunningStatistics(mean, variance=jax.tree.map(jnp.ones_like, mean), rest=(mean, mean), count=jnp.int32(0))
 
 
 def update_statistics(statistics: RunningStatistics | None, batch: Any) -> RunningStatistics | None:
@@ -35,15 +36,17 @@ def update_statistics(statistics: RunningStatistics | None, batch: Any) -> Runni
     total = statistics.count + num_items
     share = num_items / total.astype(jnp.float32)  # new items / all items
 
-    def add_variance(mean, variance, x):
+    def steps(mean, variance, x):
         delta = x.mean(axis=0) - mean
-        variance = jnp.where(statistics.count > 0, variance, 0.0)
-        # An increment: the error of a rounded factor 1 - share would add up.
-        return variance + share * (x.var(axis=0) + (1 - share) * delta**2 - variance)
+        return share * delta, share * (x.var(axis=0) + (1 - share) * delta**2 - variance)
 
-    variance = jax.tree.map(add_variance, statistics.mean, statistics.variance, batch)
-    mean = jax.tree.map(lambda mean, x: mean + share * (x.mean(axis=0) - mean), statistics.mean, batch)
-    return RunningStatistics(mean=mean, variance=variance, count=total)
+    old = statistics.mean, jax.tree.map(lambda x: jnp.where(statistics.count > 0, x, 0.0), statistics.variance)
+    step = jax.tree.transpose(jax.tree.structure(batch), None, jax.tree.map(steps, *old, batch))
+    # The compensated sum of Kahan 1965: in float32 alone a step that is small beside the mean would be lost.
+    step = jax.tree.map(jnp.add, step, statistics.rest)
+    new = jax.tree.map(jnp.add, old, step)
+    rest = jax.tree.map(lambda old, step, new: step - (new - old), old, step, new)
+    return RunningStatistics(*new, rest=rest, count=total)
 
 
 def normalize(statistics: RunningStatistics | None, x: Any, clip: float = 10.0) -> Any:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from common.normalization import (
-    RunningStatistics,
     init_reward_scaling,
     init_statistics,
     normalize,
@@ -72,7 +71,7 @@ def test_any_chunks_give_the_mean_and_variance_of_all_data(chunks):
     statistics = statistics_of(chunks, (3,))
     data = np.concatenate(chunks)
     for feature in range(3):  # each against its own scale
-        one = RunningStatistics(statistics.mean[feature], statistics.variance[feature], statistics.count)
+        one = statistics.replace(mean=statistics.mean[feature], variance=statistics.variance[feature])
         assert_numpy_agrees(one, data[:, feature])
 
 
@@ -118,7 +117,26 @@ def test_small_chunks_do_not_add_up_their_rounding():
     data = np.random.default_rng(0).normal(size=(500_000, 1, 1)).astype(np.float32)
     add = lambda statistics, x: (update_statistics(statistics, x), None)  # noqa: E731
     statistics, _ = jax.jit(lambda x: jax.lax.scan(add, init_statistics((1,)), x))(data)
-    np.testing.assert_allclose(statistics.variance, data.astype(np.float64).var(), rtol=1e-4)
+    np.testing.assert_allclose(statistics.variance, data.astype(np.float64).var(), rtol=1e-5)
+
+
+def test_small_steps_of_a_large_mean_are_not_lost():
+    """A float32 near 300 would stand still after a million items; so would the variance after more of them."""
+    data = np.random.default_rng(0).normal(size=(1_000_000, 1, 1)).astype(np.float32) + 300
+    data[500_000:] += 3
+    add = lambda statistics, x: (update_statistics(statistics, x), None)  # noqa: E731
+    statistics, _ = jax.jit(lambda x: jax.lax.scan(add, init_statistics((1,)), x))(data)
+    np.testing.assert_allclose(statistics.mean, data.mean(dtype=np.float64), rtol=1e-6)
+    np.testing.assert_allclose(statistics.variance, data.var(dtype=np.float64), rtol=1e-4)
+
+
+def test_a_late_change_of_the_variance_is_seen():
+    start = init_statistics((1,)).replace(count=jnp.int32(2**26))  # of variance 1
+    data = jnp.tile(jnp.array([-1.5, 1.5]), 500_000).reshape(-1, 1, 1)
+    add = lambda statistics, x: (update_statistics(statistics, x), None)  # noqa: E731
+    statistics, _ = jax.jit(lambda x: jax.lax.scan(add, start, x))(data)
+    share = 1e6 / (1e6 + 2**26)
+    np.testing.assert_allclose(statistics.variance, 1 + share * (1.5**2 - 1), rtol=1e-6)
 
 
 def test_the_count_passes_2_to_the_24_one_by_one():
@@ -130,7 +148,7 @@ def test_the_count_passes_2_to_the_24_one_by_one():
 
 
 def test_an_item_has_the_right_weight_after_2_to_the_30_others():
-    start = RunningStatistics(mean=jnp.zeros(1), variance=jnp.zeros(1), count=jnp.int32(2**30 - 1))
+    start = init_statistics((1,)).replace(variance=jnp.zeros(1), count=jnp.int32(2**30 - 1))
     statistics = update(start, jnp.full((1, 1), 2.0**30))
     np.testing.assert_allclose(statistics.mean, [1.0], rtol=1e-5)
     np.testing.assert_allclose(statistics.variance, [2.0**30], rtol=1e-5)
