@@ -42,7 +42,7 @@ def test_a_point_goes_to_the_bins_around_it(value, expected):
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.floats(-1e3, 1e3, width=32), min_size=8, max_size=8),
-    st.floats(-100, 99, width=32),
+    st.floats(-1e4, 1e4, width=32),  # narrow bins far from 0, whose differences are rounded
     st.floats(0.5, 1e3, width=32),
 )
 def test_no_probability_is_lost_and_the_mean_stays_within_the_bins(values, low, width):
@@ -50,7 +50,7 @@ def test_no_probability_is_lost_and_the_mean_stays_within_the_bins(values, low, 
     before = jax.nn.softmax(jnp.cos(jnp.arange(8.0)))
     probs = project(before, jnp.array(values), bins)
     assert (probs >= 0).all()
-    np.testing.assert_allclose(probs.sum(), 1.0, rtol=1e-4)
+    np.testing.assert_allclose(probs.sum(), 1.0, rtol=1e-5)
     inside = np.clip(np.float64(values), float(bins[0]), float(bins[-1]))
     np.testing.assert_allclose(np.float64(probs) @ np.asarray(bins), before @ inside, atol=1e-4 * (abs(low) + width))
 

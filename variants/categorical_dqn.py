@@ -192,10 +192,13 @@ def project(probs: jax.Array, values: jax.Array, bins: jax.Array) -> jax.Array:
     """Probabilities [num_values] of any values, as those of evenly spaced bins [num_bins].
 
     The two bins around a value share its probability by distance (equation 7); values outside count
-    as the ends. Each value is compared with all bins, so one that is on a bin needs no case.
+    as the ends. Each value is compared with all bins, so one that is on a bin needs no case, and as a
+    place among them: differences of bins that are narrow and far from 0 are rounded.
     """
-    distance = jnp.abs(jnp.clip(values, bins[0], bins[-1])[:, None] - bins[None])
-    share = jnp.maximum(1.0 - distance / (bins[1] - bins[0]), 0.0)  # [num_values, num_bins]
+    low, high = bins[0], bins[-1]
+    place = (jnp.clip(values, low, high) - low) / (high - low) * (bins.size - 1)  # [num_values]
+    distance = jnp.abs(place[:, None] - jnp.arange(bins.size, dtype=jnp.float32)[None])
+    share = jnp.maximum(1.0 - distance, 0.0)  # [num_values, num_bins]
     return (probs[:, None] * share).sum(axis=0)
 
 
