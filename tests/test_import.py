@@ -5,13 +5,14 @@ import os
 import pwd
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import pytest
 from helpers import ROOT, execute
 
 from common import NUM_CORES, cpu_quota
-from runner.devices.imports import keep_programs
+from runner.devices.imports import _kind_of_cpu, keep_programs
 
 pytestmark = pytest.mark.slow
 
@@ -171,10 +172,24 @@ def kept(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("place", [None, "", "relative"])
 def test_programs_are_kept_at_home_or_where_xdg_says(place, kept, tmp_path, capsys):
-    assert kept(**({} if place is None else {"XDG_CACHE_HOME": place})) == f"{tmp_path}/home/.cache/single-file-jax-rl"
-    assert kept(XDG_CACHE_HOME=f"{tmp_path}/xdg") == f"{tmp_path}/xdg/single-file-jax-rl"
+    at_home, at_xdg = (
+        kept(**({} if place is None else {"XDG_CACHE_HOME": place})),
+        kept(XDG_CACHE_HOME=f"{tmp_path}/xdg"),
+    )
+    kind = Path(at_home).name
+    assert at_home == f"{tmp_path}/home/.cache/single-file-jax-rl/{kind}"
+    assert at_xdg == f"{tmp_path}/xdg/single-file-jax-rl/{kind}"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "xdg"]
     assert capsys.readouterr().err == ""
+
+
+def test_each_kind_of_cpu_has_a_folder(tmp_path):
+    kinds = set()
+    for flags in ("fpu avx2", "fpu avx2 avx512f"):
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : {flags}\n\nprocessor : 1\nflags : {flags}\n")
+        kinds.add(_kind_of_cpu(tmp_path / "cpuinfo"))
+    assert len(kinds) == 2
+    assert _kind_of_cpu(tmp_path / "none") not in kinds
 
 
 def test_a_cache_that_cannot_be_written_is_said_in_one_line(kept, tmp_path, capsys):

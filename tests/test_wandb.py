@@ -135,6 +135,14 @@ def test_wandb_options_are_refused_before_a_folder_is_made(words, message, folde
     assert contents(folder) == {}
 
 
+@pytest.mark.parametrize("words", [["--wandb-per-seed", "--num-seeds", "2"], ["--sweep", "gamma=0.9,0.99"]])
+def test_an_agent_of_wandb_takes_one_run_from_a_command(words, folder, monkeypatch):
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s")
+    message = f"an agent of wandb takes one wandb run from each command: leave {words[0]} out"
+    assert_refused(call("ppo", *small_run("ppo", wandb="offline"), *words), message)
+    assert contents(folder) == {}
+
+
 def test_wandb_needs_a_home_directory(folder, monkeypatch):
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert_refused(call("ppo", *small_run("ppo", wandb="offline")), "--wandb offline needs a home directory: set HOME")

@@ -1,7 +1,7 @@
 """Suites of environments, one module each, found by name and imported when named.
 
 A module has `REQUIREMENT`, for pip; `names()`, the environments that it knows; and a class `Suite`, a subclass of the
-Suite below.
+Suite below. Where it leaves environments of its package out, `LEFT_OUT` has the beginnings of their names, with why.
 """
 
 import difflib
@@ -156,6 +156,9 @@ def make_suite(name: str) -> tuple[Suite, dict[str, int]]:
     except ImportError as error:
         raise ValueError(f"{path} {error}") from error
     if env not in names:
+        for beginning, reason in getattr(module, "LEFT_OUT", {}).items():
+            if env.startswith(beginning):
+                raise ValueError(f"{path} {reason}")
         near = [path.removesuffix(env) + name for name in difflib.get_close_matches(env, names, n=3)]
         listed = f"python -m common.suites {suite} lists them; your own must be imported first"
         hint = f"did you mean {' or '.join(near)}?" if near else listed

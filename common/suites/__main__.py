@@ -35,7 +35,7 @@ def list_suite(suite: str, is_described: bool) -> None:
     except ImportError as error:
         print(f"{suite} {error}")
         return
-    if is_described:
+    if is_described and module.__doc__:
         print(f"{module.__doc__.strip()}\n")
     print(f"{suite}, {len(names)} environments:")
     for name in names:

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 from common import suites
 
 REQUIREMENT = "navix==0.7.4"
+LEFT_OUT = {"Navix-KeyCorridor": "cannot be solved: Navix rewards a goal that is reached, and this one is a ball"}
 
 
 def names() -> list[str]:
-    """The environments of its registry."""
+    """The environments of its registry that can be solved."""
     import navix
 
-    return sorted(navix.registry())
+    return sorted(name for name in navix.registry() if not name.startswith(tuple(LEFT_OUT)))
 
 
 class Suite(suites.Suite):

@@ -1,7 +1,9 @@
 """What delays the start of a command: imports that it can do without, and programs that were compiled before."""
 
+import hashlib
 import importlib
 import os
+import platform
 import sys
 import tempfile
 import threading
@@ -42,7 +44,10 @@ def import_ahead(name: str) -> None:
 
 def keep_programs() -> None:
     """Keep compiled programs in JAX_COMPILATION_CACHE_DIR, else in the cache folder of the XDG specification, which
-    ignores relative paths. If that cannot be written, a note says that they are not kept."""
+    ignores relative paths. If that cannot be written, a note says that they are not kept.
+
+    Machines that share a home directory have a folder for each kind of CPU: XLA does not load programs of another.
+    """
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
@@ -51,7 +56,7 @@ def keep_programs() -> None:
         place = next((place for place in places if place.is_absolute()), None)
         if place is None:
             raise OSError("there is no home directory")
-        folder = place / "single-file-jax-rl"
+        folder = place / "single-file-jax-rl" / _kind_of_cpu()
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
@@ -60,3 +65,13 @@ def keep_programs() -> None:
         os.environ.setdefault("MPLCONFIGDIR", f"{tempfile.gettempdir()}/matplotlib-{os.getuid()}")  # else more notes
     else:
         jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
+def _kind_of_cpu(path: Path = Path("/proc/cpuinfo")) -> str:
+    """Short text that differs where the features of the CPU do, for which XLA compiles."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    features = [line for line in lines if line.lower().startswith(("flags", "features"))]
+    return hashlib.sha256((features or [platform.processor()])[0].encode()).hexdigest()[:8]

@@ -24,6 +24,9 @@ def check_wandb(options: Options) -> None:
         return
     if importlib.util.find_spec("wandb") is None:
         raise ValueError(f"--wandb {mode} needs the package wandb: pip install wandb")
+    if "WANDB_SWEEP_ID" in os.environ and (options.sweep or (options.wandb_per_seed and options.num_seeds > 1)):
+        flag = "--sweep" if options.sweep else "--wandb-per-seed"
+        raise ValueError(f"an agent of wandb takes one wandb run from each command: leave {flag} out")
     if len(project) > 128 or set(project) & set("/\\#?%:"):
         raise ValueError(f"wandb_project must have at most 128 characters and none of / \\ # ? % :, not {project!r}")
     if not os.path.isabs(os.path.expanduser("~")):
