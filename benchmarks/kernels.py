@@ -39,7 +39,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import common  # noqa: F401  # before gymnax starts JAX
-from common.presets import check_preset_name, find_preset
+from common.presets import find_preset
 from runner.devices.lanes import map_lanes
 
 jax.default_backend = lambda: "gpu"  # the scripts ask, to unroll their loops
@@ -138,8 +138,7 @@ def read_config(script: str, env: str, preset: str, settings: dict) -> Any:
     config_class = importlib.import_module(script).Config
     config = config_class(**_fields(SETTINGS.get(script, {})))
     if env:
-        check_preset_name(script, config_class, env, preset)
-        config = find_preset(script, config_class, env, preset)
+        config = find_preset(config_class, env, preset)
     if not config:
         raise ValueError(f"presets/{script}.toml has no preset for {env}")
     return dataclasses.replace(config, **_fields(settings))

@@ -4,6 +4,7 @@ import dataclasses
 import sys
 import tomllib
 import typing
+import warnings
 from pathlib import Path
 
 from common.config import ConfigType, check_value
@@ -16,53 +17,49 @@ def preset(config_class: type[ConfigType], env: str, name: str = "", **fields: t
     """The Config that `python SCRIPT.py --env ENV` trains: its preset, or without one the defaults of the script.
 
     Args:
-        config_class: `Config` of a script.
+        config_class: `Config` of a script, or a subclass of it.
         env: as for --env, also with options behind a colon.
         name: of the preset, as "small"; "": the one without a name.
         fields: other settings, in place of those of the preset.
 
     Raises:
-        ValueError: no preset of this name, or as `read_all_presets`.
+        ValueError: as `find_preset`.
     """
-    script, env = sys.modules[config_class.__module__].__file__, canonical_name(env)
-    check_preset_name(script, config_class, env, name)
-    config = find_preset(script, config_class, env, name) or config_class(env=env)
+    if (path := preset_file(config_class)) is None or not path.exists():
+        what = f"there is no presets/{path.name}" if path else "a Config that is defined in no file has no presets"
+        warnings.warn(f"{what}: {env} has the defaults of Config", stacklevel=2)
+    config = find_preset(config_class, canonical_name(env), name) or config_class(env=canonical_name(env))
     return dataclasses.replace(config, **fields)
 
 
-def find_preset(script: str, config_class: type, env: str, name: str = "") -> typing.Any:
+def find_preset(config_class: type[ConfigType], env: str, name: str = "") -> ConfigType | None:
     """The preset of an environment, None without one; options behind a colon do not change which preset it takes.
 
     Raises:
-        ValueError: the file of presets has an error.
+        ValueError: no preset of this name, or an error in the file of presets.
     """
-    config = read_presets(Path(script).stem, config_class, name).get(_without_options(env))
-    return config and dataclasses.replace(config, env=env)
-
-
-def check_preset_name(script: str, config_class: type, env: str, name: str) -> None:
-    """Raise ValueError, with the names that there are, unless the environment has a preset of this name."""
-    env, algorithm = _without_options(env), Path(script).stem
-    names = [x for x, presets in read_all_presets(algorithm, config_class).items() if x and env in presets]
+    presets, family = read_presets(config_class), _without_options(env)
+    names = [x for x, configs in presets.items() if x and family in configs]
     if name and name not in names:
         others = f"only {', '.join(names)}" if names else "whose presets have no name: leave --preset out"
-        raise ValueError(f"presets/{algorithm}.toml has no preset {name} for {env}, {others}")
+        path = preset_file(config_class)
+        raise ValueError(f"{f'presets/{path.name}' if path else 'Config'} has no preset {name} for {family}, {others}")
+    config = presets.get(name, {}).get(family)
+    return config and dataclasses.replace(config, env=env)
 
 
 def _without_options(env: str) -> str:
     return env.partition(":")[0]
 
 
-def read_presets(script: str, config_class: type[ConfigType], name: str = "") -> dict[str, ConfigType]:
-    """The Config of each environment that has a preset of this name in presets/<script>.toml; "": one without a name.
-
-    Raises:
-        ValueError: as `read_all_presets`.
-    """
-    return read_all_presets(script, config_class).get(name, {})
+def preset_file(config_class: type) -> Path | None:
+    """presets/<script>.toml of the script that defines a Config, or, if that has none, of the one it inherits from."""
+    modules = (sys.modules[base.__module__] for base in config_class.__mro__)
+    paths = [FOLDER / f"{Path(module.__file__).stem}.toml" for module in modules if getattr(module, "__file__", None)]
+    return next((path for path in paths if path.exists()), paths[0] if paths else None)
 
 
-def read_all_presets(script: str, config_class: type[ConfigType]) -> dict[str, dict[str, ConfigType]]:
+def read_presets(config_class: type[ConfigType]) -> dict[str, dict[str, ConfigType]]:
     """The Config of each environment, by the name of the preset and by the environment; empty if there is no file.
 
     Each table `[[preset]]` has a list `envs` and the fields that differ from the defaults of `config_class`. A table
@@ -71,11 +68,11 @@ def read_all_presets(script: str, config_class: type[ConfigType]) -> dict[str, d
     Raises:
         ValueError: naming the file and the table: an unknown field, an invalid value, an environment twice.
     """
-    path, presets = FOLDER / f"{script}.toml", {}
+    path, presets = preset_file(config_class), {}
+    if path is None or not path.exists():
+        return {}
     try:
         content = tomllib.loads(path.read_text("utf-8-sig"))  # with or without the mark of an editor
-    except FileNotFoundError:
-        return {}
     except ValueError as error:  # no UTF-8, or no TOML
         raise ValueError(f"{path}: {error}") from error
     if content.keys() != {"preset"} or not isinstance(content["preset"], list):

@@ -19,7 +19,7 @@ import jax
 
 from common.config import validate
 from common.environment import make_env
-from common.presets import check_preset_name, find_preset
+from common.presets import find_preset
 from runner.cli.halving import plan_stops
 from runner.cli.options import OF_PROCESS, PRECISIONS, Options, resume_flag
 from runner.cli.parse import check_unchanged, fail, look_ahead, parse, read_words
@@ -136,7 +136,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
 
     return Run(
         experiment=experiment,
-        preset=find_preset(script, config_class, config.env, options.preset),
+        preset=find_preset(config_class, config.env, options.preset),
         abstract_state=abstract_state,
         directory=Path(hosts.agree("directory", choose_folder)),
         rungs=rungs,
@@ -181,8 +181,7 @@ def ask(script: str, config_class: type) -> tuple[Any, Options, Record | None]:
     words = read_words(config_class)
     env, name, resume = look_ahead(words, config_class().env)
     if resume is None:
-        check_preset_name(script, config_class, env, name)
-        preset = find_preset(script, config_class, env, name)
+        preset = find_preset(config_class, env, name)
         source = f"{env}{f', preset {name}' if name else ''}" if preset else f"Config; {env} has no preset"
         return *parse(words, script, preset or config_class(env=env), Options(), source), None
     if not resume:

@@ -87,7 +87,7 @@ def tiers(cases, *quick: str) -> list:
 
 def presets(script: str, name: str = "") -> dict:
     """The presets of a script with this name, each environment's Config."""
-    return read_presets(script, importlib.import_module(script).Config, name)
+    return read_presets(importlib.import_module(script).Config).get(name, {})
 
 
 # -- Command lines -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import importlib
+import sys
+import types
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,9 +13,12 @@ from helpers import ROOT
 
 import ppo
 from common.config import Fraction
-from common.presets import preset, read_all_presets, read_presets
+from common.presets import preset, read_presets
 
 PRESETS = sorted(path.stem for path in (ROOT / "presets").glob("*.toml"))
+
+
+FILE = "test_presets.toml"  # that of this module's Config
 
 
 @dataclass(frozen=True)
@@ -33,9 +38,9 @@ def read(tmp_path, monkeypatch):
     """Write a file of presets and read it."""
     monkeypatch.setattr("common.presets.FOLDER", tmp_path)
 
-    def write_and_read(text, *name):
-        (tmp_path / "script.toml").write_text(text)
-        return read_presets("script", Config, *name)
+    def write_and_read(text, name=""):
+        (tmp_path / FILE).write_text(text)
+        return read_presets(Config).get(name, {})
 
     return write_and_read
 
@@ -79,9 +84,25 @@ num_envs = 2
     assert read(text, "large") == {}
 
 
-def test_without_a_file_there_are_none():
-    assert read_presets("no_such_script", Config) == {}
-    assert read_presets("no_such_script", Config, "small") == {}
+def test_without_a_file_a_config_has_its_defaults_and_a_warning_says_so():
+    assert read_presets(Config) == {}
+    with pytest.warns(UserWarning, match=r"there is no presets/test_presets.toml: A-v0 has the defaults of Config"):
+        assert preset(Config, "A-v0", gamma=0.5) == Config("A-v0", gamma=0.5)
+
+
+@pytest.mark.parametrize("base", [ppo.Config, object])
+def test_a_config_of_a_notebook_has_the_presets_of_what_it_extends(base, monkeypatch):
+    notebook = types.ModuleType("notebook")  # has no file, as __main__ there
+    monkeypatch.setitem(sys.modules, "notebook", notebook)
+    fields = [("env", str, "A-v0")] if base is object else []
+    extended = dataclasses.make_dataclass("Config", [*fields, ("huber_delta", float, 1.0)], bases=(base,), frozen=True)
+    extended.__module__ = "notebook"
+    if base is object:
+        with pytest.warns(UserWarning, match="a Config that is defined in no file has no presets"):
+            assert preset(extended, "CartPole-v1") == extended("CartPole-v1")
+    else:
+        expected = dataclasses.asdict(preset(base, "CartPole-v1")) | {"huber_delta": 2.0}
+        assert dataclasses.asdict(preset(extended, "CartPole-v1", huber_delta=2.0)) == expected
 
 
 class EnvironmentNeeded(Exception):
@@ -103,7 +124,7 @@ def reach_environment(script, config, monkeypatch):
 @pytest.mark.parametrize("script", PRESETS)
 def test_every_preset_passes_the_checks_of_make(script, monkeypatch):
     """Of every name: values, and numbers that must divide each other; no environment is made."""
-    by_name = read_all_presets(script, importlib.import_module(script).Config)
+    by_name = read_presets(importlib.import_module(script).Config)
     for presets in by_name.values():
         for config in presets.values():
             reach_environment(script, config, monkeypatch)
@@ -116,7 +137,7 @@ def test_every_preset_passes_the_checks_of_make(script, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("script", PRESETS)
 def test_every_preset_is_one_of_an_environment(script, rank_promotion):
-    for presets in read_all_presets(script, importlib.import_module(script).Config).values():
+    for presets in read_presets(importlib.import_module(script).Config).values():
         for env in presets:
             suite, _, name = env.rpartition("/")
             with contextlib.suppress(ImportError):
@@ -167,40 +188,40 @@ GOOD = '[[preset]]\nenvs = ["A-v0"]\n'
 def test_a_mistake_names_the_file_and_the_table(read, tmp_path, text, message):
     with pytest.raises(ValueError, match="preset") as error:
         read(text)
-    assert str(error.value) == f"{tmp_path / 'script.toml'}, [[preset]] {message}"
+    assert str(error.value) == f"{tmp_path / FILE}, [[preset]] {message}"
 
 
 @pytest.mark.parametrize("text", ["[preset]\nenvs = ['A-v0']", "[[presets]]\nenvs = ['A-v0']", "", "preset = 1"])
 def test_a_file_that_is_not_one_of_presets_is_refused(read, tmp_path, text):
     with pytest.raises(ValueError, match=r"must consist of tables \[\[preset\]\]") as error:
         read(text)
-    assert str(error.value).startswith(f"{tmp_path / 'script.toml'} ")
+    assert str(error.value).startswith(f"{tmp_path / FILE} ")
 
 
 def test_a_preset_file_is_utf_8_with_or_without_a_mark(read, tmp_path):
-    (tmp_path / "script.toml").write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
-    assert read_presets("script", Config).keys() == {"A-v0"}
-    (tmp_path / "script.toml").write_text(GOOD, "utf-16")
+    (tmp_path / FILE).write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
+    assert read_presets(Config)[""].keys() == {"A-v0"}
+    (tmp_path / FILE).write_text(GOOD, "utf-16")
     with pytest.raises(ValueError, match="'utf-8' codec can't decode") as error:
-        read_presets("script", Config)
-    assert str(error.value).startswith(f"{tmp_path / 'script.toml'}: ")
+        read_presets(Config)
+    assert str(error.value).startswith(f"{tmp_path / FILE}: ")
 
 
 def test_a_file_that_is_not_toml_is_refused_with_its_line(read, tmp_path):
     with pytest.raises(ValueError, match="line 3") as error:
         read(GOOD + "num_envs == 3")
-    assert str(error.value).startswith(f"{tmp_path / 'script.toml'}: ")
+    assert str(error.value).startswith(f"{tmp_path / FILE}: ")
 
 
 def test_a_preset_by_its_environment_is_what_the_command_trains():
-    plain = read_presets("ppo", ppo.Config)["CartPole-v1"]
+    plain = read_presets(ppo.Config)[""]["CartPole-v1"]
     assert preset(ppo.Config, "CartPole-v1") == plain
     limited = "CartPole-v1:max_episode_steps=100"
     assert preset(ppo.Config, f"gymnax/{limited}", gamma=0.5) == dataclasses.replace(plain, env=limited, gamma=0.5)
-    small = read_presets("ppo", ppo.Config, "small")["Breakout-MinAtar"]
+    small = read_presets(ppo.Config)["small"]["Breakout-MinAtar"]
     assert preset(ppo.Config, "Breakout-MinAtar", "small") == small
     assert preset(ppo.Config, "Probe-Nowhere") == ppo.Config(env="Probe-Nowhere")
     with pytest.raises(ValueError, match=r"has no preset large for CartPole-v1"):
         preset(ppo.Config, "CartPole-v1", "large")
     variant = importlib.import_module("pqn")
-    assert preset(variant.Config, "CartPole-v1") == read_presets("pqn", variant.Config)["CartPole-v1"]
+    assert preset(variant.Config, "CartPole-v1") == read_presets(variant.Config)[""]["CartPole-v1"]

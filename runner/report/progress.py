@@ -76,7 +76,8 @@ def describe_rungs(experiment: Experiment) -> str:
 def _name_small_preset(experiment: Experiment) -> None:
     """Say on a CPU that the preset is of GPU size, where the environment has another one, named small."""
     config = experiment.config
-    if small := find_preset(experiment.script, type(config), config.env, "small"):
+    with contextlib.suppress(ValueError):  # there is none
+        small = find_preset(type(config), config.env, "small")
         steps, fewer = (f"{x.env_steps(x.num_iterations):,}" for x in (config, small))
         print(f"this preset is of GPU size, {steps} env steps per seed; on a CPU, --preset small takes {fewer}")
 
