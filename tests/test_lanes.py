@@ -411,6 +411,12 @@ def test_the_memory_is_no_more_than_ulimit_allows(monkeypatch, tmp_path):
     assert runner.devices.memory.host_bytes(tmp_path) == 5_000_000
 
 
+def test_the_devices_of_a_cpu_share_its_memory():
+    program = jax.jit(jnp.sin).lower(jnp.zeros(1000)).compile()
+    one, two = (runner.devices.memory.share_of_memory(program, count) for count in (1, 2))
+    assert two == 2 * one > 0
+
+
 @pytest.mark.parametrize(
     "error", [jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes."), MemoryError()]
 )

@@ -141,11 +141,19 @@ def test_the_entropy_is_that_of_legal_actions(script):
     assert metrics["entropy"].max() <= np.log(2) + 1e-6
 
 
-def test_the_target_entropy_is_a_share_of_what_legal_actions_can_have():
-    """The policy starts uniform over two of three actions: above 0.9 log 2, so alpha falls, and below 0.9 log 3."""
-    changes = {"total_timesteps": 500, "alpha": 1.0, "alpha_learning_rate": 1e-3, "target_entropy": 0.9}
-    with mock.patch.object(sac_discrete, "make_env", return_value=Environment(Phases())):
-        config = sac_discrete.Config(env="Phases", hidden_sizes=(32,), **CONFIGS["sac_discrete"] | changes)
+class Opening(Phases):
+    """An episode is one step; behind it all actions are legal."""
+
+    def step(self, key, state, action):
+        obs, state, reward, _, info = super().step(key, state, action)
+        return obs | {"legal": jnp.ones(3, bool)}, state, reward, jnp.bool_(True), info
+
+
+def test_the_target_entropy_counts_the_actions_that_were_legal():
+    """Above 0.9 log 2 alpha falls; with the actions of the next observation the policy would be below 0.9 log 3."""
+    changes = {"total_timesteps": 500, "alpha": 1.0, "alpha_learning_rate": 1e-3, "target_entropy": 0.9, "n_step": 1}
+    with mock.patch.object(sac_discrete, "make_env", return_value=Environment(Opening())):
+        config = sac_discrete.Config(env="Opening", hidden_sizes=(32,), **CONFIGS["sac_discrete"] | changes)
         _, metrics = jax.jit(sac_discrete.make_train(config))(jax.random.key(0))
     assert metrics["alpha"][-1] < metrics["alpha"][0] < 1.0
 

@@ -80,7 +80,7 @@ def test_the_noise_of_td3_spreads_over_the_environments(most, expected):
     state, _ = jax.jit(algorithm.step)(state, 0)
     actions = np.asarray(read(state.buffer, np.arange(2000)).action).reshape(400, 5)  # [steps, num_envs]
     std = np.roll(actions, -25 % 5, axis=1).std(axis=0)
-    np.testing.assert_allclose(std, expected, rtol=0.15)
+    np.testing.assert_allclose(std, expected, rtol=0.1)  # of 400 draws: an error of 3.5 %
 
 
 @pytest.mark.parametrize("script", ["dqn", "sac", "td3", "sac_discrete"])

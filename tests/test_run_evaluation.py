@@ -77,9 +77,14 @@ def test_evaluation_changes_nothing(eval_every, iterations, undisturbed_ppo):
     np.testing.assert_array_equal(metrics["eval_episode_return"][:, -1], score)
 
 
-def test_an_evaluation_with_sampled_actions_says_so(undisturbed_ppo):
+def test_an_evaluation_with_sampled_actions_says_so(undisturbed_ppo, monkeypatch):
+    keys, programs = {}, runner.devices.programs
+    evaluate, sampled_policy = programs.evaluate, programs.sampled_policy
+    monkeypatch.setattr(programs, "evaluate", lambda *args: keys.update(episodes=args[3]) or evaluate(*args))
+    monkeypatch.setattr(programs, "sampled_policy", lambda *args: keys.update(actions=args[3]) or sampled_policy(*args))
     result = call("ppo", *small_run("ppo", name="sampled", eval_sampled=True))
     assert_finished(result)
+    assert keys["actions"] is not keys["episodes"], "actions and environments would share random numbers"
     assert "\nsampled evaluation of 2 seeds, 2 whole episodes each:\n" in result.stdout
     assert "greedy" not in result.stdout
     directory = directory_of("ppo", "sampled")

@@ -11,7 +11,7 @@ from gymnax.environments import spaces
 from helpers import SCRIPTS
 
 from common.environment import Environment
-from common.spaces import scripts_for
+from common.spaces import choose_legal, draw_choices, scripts_for
 from common.suites import Suite
 
 DISCRETE, BOX = spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,))
@@ -79,3 +79,12 @@ def test_the_suite_says_which_scripts_take_an_environment():
 
     with mock.patch("common.suites.__main__.make_env", return_value=Environment(Seen(DISCRETE, SEEN_BY_CRITIC))):
         assert describe("Seen").endswith(" ppo")
+
+
+def test_random_actions_are_uniform_over_the_legal_ones():
+    """Two of three: numbers below 3 would give the first of them in two thirds of the cases."""
+    obs = {"actor": jnp.zeros(4), "legal": jnp.array([True, False, True])}
+    env = Environment(Seen(DISCRETE, {"actor": VECTOR}))
+    env.obs_shape = jax.tree.map(jnp.shape, obs)
+    actions = jax.vmap(choose_legal, (0, None))(draw_choices(jax.random.key(0), (10_000,), env), obs)
+    np.testing.assert_allclose(np.bincount(actions) / 10_000, [0.5, 0, 0.5], atol=0.03)

@@ -371,15 +371,15 @@ def test_a_start_that_is_used_again_has_new_random_numbers(kind, is_renewed):
 
 
 class Keys(Suite):
-    """Each observation is the key that it was made with."""
+    """Each observation is the key that it was made with; the state has a generator, made as a kept start gets one."""
 
     max_episode_steps, reset_period, action_space = 4, 4, spaces.Discrete(2)
 
     def reset(self, key):
-        return jax.random.key_data(key), ()
+        return jax.random.key_data(key), jax.random.split(jax.random.split(key, 1)[0], ())
 
     def step(self, key, state, action):
-        return jax.random.key_data(key), (), jnp.float32(0), jnp.bool_(False), {}
+        return jax.random.key_data(key), state, jnp.float32(0), jnp.bool_(False), {}
 
 
 @pytest.mark.parametrize("period", [0, 4])
@@ -388,14 +388,19 @@ def test_no_reset_and_no_step_has_a_key_that_another_had(period):
 
     def step(env_state, keys):
         obs, env_state, _, terminated, truncated, info = env.step(keys, env_state, jnp.zeros(3))
-        return env_state, (obs, info["final_observation"], terminated | truncated)
+        kept = jax.random.key_data(env_state.starts[1] if period else env_state.state)
+        generators = jax.random.key_data(env_state.state), kept
+        return env_state, (obs, info["final_observation"], terminated | truncated, generators)
 
     first, env_state = env.reset(keys[0])
-    _, (obs, stepped, ended) = jax.jit(jax.lax.scan, static_argnums=0)(step, env_state, keys[1:])
+    _, (obs, stepped, ended, generators) = jax.jit(jax.lax.scan, static_argnums=0)(step, env_state, keys[1:])
     started = np.concatenate([first, obs[ended]])
     used = [*started, *stepped.reshape(-1, 2), *jax.random.key_data(keys[1:]).reshape(-1, 2)]
     assert len(started) == 3 * 11
     assert len({tuple(key.tolist()) for key in map(np.asarray, used)}) == len(used)
+    if period:
+        in_use, kept = ({tuple(key.tolist()) for key in np.asarray(x).reshape(-1, 2)} for x in generators)
+        assert not in_use & kept
 
 
 def test_a_long_step_is_traced_once_for_all_programs_and_loops():
