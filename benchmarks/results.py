@@ -34,8 +34,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, PercentFormatter
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, NullFormatter, PercentFormatter
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "variants"), str(ROOT / "benchmarks")]
@@ -62,15 +65,23 @@ RAW = FOLDER / "results" / "raw"
 README, BEGIN, END = ROOT / "README.md", "<!-- made by benchmarks/results.py -->", "<!-- end -->"
 FINAL_EPISODES = 100
 RANDOM_EPISODES, MAX_STEPS = 1_000, 10_000
-COLORS = {"ppo": "#0072B2", "dqn": "#D55E00", "sac": "#009E73", "td3": "#CC79A7"}  # Okabe and Ito
-COLORS |= {"pqn": "#56B4E9", "reppo": "#E69F00"}
-COLORS |= {"categorical_dqn": "#D55E00", "ppo_rnn": "#0072B2", "sac_discrete": "#009E73"}  # as what they are made from
+# Of the curves; a script differs from the others in line style and marker, not only in colour (Okabe and Ito).
+LOOKS = {
+    "ppo": {"color": "#0072B2", "linestyle": "-", "marker": "o"},
+    "dqn": {"color": "#D55E00", "linestyle": "--", "marker": "s"},
+    "sac": {"color": "#009E73", "linestyle": "-.", "marker": "^"},
+    "td3": {"color": "#CC79A7", "linestyle": ":", "marker": "D"},
+    "pqn": {"color": "#56B4E9", "linestyle": (0, (6, 1)), "marker": "v"},
+    "reppo": {"color": "#E69F00", "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "X"},
+    "categorical_dqn": {"color": "#000000", "linestyle": (0, (3, 1, 1, 1)), "marker": "P"},
+    "ppo_rnn": {"color": "#8C564B", "linestyle": (0, (2, 1)), "marker": "d"},
+    "sac_discrete": {"color": "#7F7F7F", "linestyle": (0, (1, 1)), "marker": "<"},
+}
+PANEL = 2.6, 1.75  # inches; two panels beside each other are still readable on a phone
 MIN_EVALUATIONS = 5  # of a curve
 SHARES = np.linspace(0.1, 1.0, 19)  # of a budget
 EQUAL = ("bit-equal", "equal to rounding")  # what `likeness` says of programs that compute the same
 SHORT_ITERATION = 4  # cycles of collecting and learning
-STYLES = {"ppo": "-", "dqn": "--", "sac": "-.", "td3": ":", "pqn": "-", "reppo": "-"}
-STYLES |= {"ppo_rnn": "--", "sac_discrete": "--", "categorical_dqn": "-"}
 
 
 @dataclass(frozen=True)
@@ -815,7 +826,7 @@ def picture_of(family: str) -> str:
 def normalized_returns(raws: dict[Pair, dict[str, Any]]) -> dict[str, list[np.ndarray]]:
     """Evaluation curves at the shares SHARES of their budgets, 0: random actions, 1: the best published number; script
     -> [num_seeds, len(SHARES)] for each environment that has one. At the end stands the final evaluation."""
-    samples = {script: [] for script in COLORS}
+    samples = {script: [] for script in LOOKS}
     for pair, raw in raws.items():
         if pair.best is not None:
             steps, low = np.array(raw["eval_env_steps"]), raw["random_episode_return"]
@@ -833,56 +844,84 @@ def beats(scores: list[np.ndarray]) -> tuple[float, float, float]:
     return float(mean_share(*wins)), float(low), float(high)
 
 
+@rc_context({"font.size": 9})
 def plot_aggregate(path: Path, samples: dict[str, list[np.ndarray]]) -> None:
     """IQM over the environments with a published number, and its 95 % interval, against env steps."""
-    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    figure = Figure(figsize=(5.2, 3.4), layout="constrained")
     axes = figure.add_subplot()
     for script, arrays in samples.items():
         points = [aggregate_iqm([x[:, i] for x in arrays]) for i in range(len(SHARES))]
-        scores, low, high = np.array(points).T
         label = f"{script}, {len(arrays)} environment{'s' if len(arrays) > 1 else ''}"
-        axes.fill_between(SHARES, low, high, color=COLORS[script], alpha=0.2, linewidth=0)
-        axes.plot(SHARES, scores, STYLES[script], color=COLORS[script], linewidth=1.8, label=label)
+        draw_curve(axes, script, SHARES, *np.array(points).T, label)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.annotate("best published", (SHARES[0], 1.0), xytext=(0, 3), textcoords="offset points", fontsize="small")
     axes.set(xlabel="share of the environment steps", ylabel="normalised return, IQM")
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     style(axes)
     axes.legend(frameon=False, fontsize="small", loc="lower right")
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=200)
 
 
+@rc_context({"font.size": 9})
 def plot(path: Path, raws: dict[Pair, dict[str, Any]]) -> None:
-    """A grid of evaluation curves, a panel for each environment: IQM and 95 % interval over seeds."""
+    """A grid of evaluation curves, a panel for each environment: IQM and 95 % interval over seeds.
+
+    The evaluation before training is a marker at 0 without a line: nothing is known between it and the next one.
+    """
     envs = list(dict.fromkeys(pair.env for pair in raws))
-    num_columns = min(3, len(envs))
+    num_columns = min(2 if len(envs) <= 6 else 3, len(envs))
     num_rows = -(-len(envs) // num_columns)
-    figure = Figure(figsize=(3.4 * num_columns, 2.5 * num_rows + 0.4), layout="constrained")
+    figure = Figure(figsize=(PANEL[0] * num_columns, PANEL[1] * num_rows + 0.5), layout="constrained")
     panels = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
+    handles = {}
     for axes, env in zip(panels, envs, strict=False):
-        for pair, raw in raws.items():
-            if pair.env == env:
-                steps, returns = np.array(raw["eval_env_steps"]), np.array(raw["eval_episode_return"])
-                color, look = COLORS[pair.script], STYLES[pair.script]
-                axes.fill_between(steps, *confidence_interval(returns), color=color, alpha=0.2, linewidth=0)
-                axes.plot(
-                    steps, iqm(returns), look, color=color, label=pair.script, linewidth=1.8, marker=".", markersize=4
-                )
-        axes.set_title(env, fontsize="medium" if len(env) <= 30 else "small")  # a longer one is cut off
-        steps = {step for pair, raw in raws.items() if pair.env == env for step in raw["eval_env_steps"] if step > 0}
-        axes.set_xscale("symlog", linthresh=min(steps), linscale=0.4)  # budgets differ by a factor of ten; shows 0
-        axes.set_xticks([0, *(10**i for i in range(9) if min(steps) <= 10**i <= 1.05 * max(steps))])
-        axes.set_xlim(left=0)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.minorticks_off()
+        shown = {pair: raw for pair, raw in raws.items() if pair.env == env}
+        for pair, raw in shown.items():
+            steps, returns = np.array(raw["eval_env_steps"]), np.array(raw["eval_episode_return"])
+            middle, (low, high) = iqm(returns), confidence_interval(returns)
+            for part in filter(np.any, (steps == 0, steps > 0)):
+                band = (x[part] for x in (middle, low, high))
+                handles[pair.script] = draw_curve(axes, pair.script, steps[part], *band, pair.script)
+        axes.set_title(env, fontsize="medium" if len(env) <= 24 else "small")  # a longer one is cut off
+        scale_steps(axes, [step for raw in shown.values() for step in raw["eval_env_steps"] if step > 0])
         axes.locator_params(axis="y", nbins=5)
         style(axes)
-        axes.legend(frameon=False, fontsize="small", loc="best")
     for axes in panels[len(envs) :]:
         axes.set_visible(False)
-    figure.supxlabel("environment steps per seed", fontsize="medium")
+    figure.legend(handles=list(handles.values()), loc="outside upper center", ncols=5, frameon=False)
+    figure.supxlabel("environment steps per seed (log scale)", fontsize="medium")
     figure.supylabel("episode return, IQM over seeds", fontsize="medium")
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=200)
+
+
+def draw_curve(
+    axes: Axes, script: str, x: np.ndarray, middle: np.ndarray, low: np.ndarray, high: np.ndarray, label: str
+) -> Line2D:
+    """A line in the look of its script, and the band around it."""
+    look = LOOKS[script]
+    axes.fill_between(x, low, high, color=look["color"], alpha=0.2, linewidth=0)
+    (line,) = axes.plot(x, middle, **look, label=label, linewidth=1.4, markersize=4, markeredgewidth=0, clip_on=False)
+    return line
+
+
+def scale_steps(axes: Axes, steps: list[int]) -> None:
+    """A logarithmic axis from the first of these env steps on, with a place for 0 before it.
+
+    Budgets differ by a factor of ten. Powers of ten have a number, with those of 2 and 5 where these are at most three.
+    """
+    first, last = min(steps), 1.05 * max(steps)
+    ticks = [digit * 10**power for power in range(9) for digit in range(1, 10)]
+    inside = [tick for tick in ticks if first <= tick <= last]
+    for digits in ("125", "15", "1"):
+        labelled = [tick for tick in inside if str(tick)[0] in digits]
+        if len(labelled) <= 3:
+            break
+    axes.set_xscale("symlog", linthresh=first, linscale=0.4)
+    axes.set_xticks([0, *labelled])
+    axes.set_xticks([tick for tick in inside if tick not in labelled], minor=True)
+    axes.set_xlim(left=0, right=last)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def main() -> None:

@@ -184,6 +184,43 @@ def test_a_row_is_drawn_that_has_a_curve(monkeypatch):
     assert pictures == [[curve], [curve.script]]
 
 
+def test_curves_are_told_apart_without_colour():
+    assert {pair.script for pair in results.PAIRS} == results.LOOKS.keys()
+    for name in ("linestyle", "marker"):
+        assert len({str(look[name]) for look in results.LOOKS.values()}) == len(results.LOOKS)
+
+
+def test_no_line_leads_from_the_untrained_policy_to_the_first_evaluation(monkeypatch):
+    figures = []
+    monkeypatch.setattr(results.Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    pairs = [pair for pair in RAWS if pair.name in ("ppo/Acrobot-v1", "dqn/Acrobot-v1")]
+    results.plot(None, {pair: RAWS[pair] for pair in pairs})
+    (axes,) = figures[0].axes
+    steps = [line.get_xdata() for line in axes.lines]
+    assert [list(x) for x in steps[::2]] == [[0], [0]]
+    assert all((x > 0).all() for x in steps[1::2])
+    assert axes.get_legend() is None, "it may lie on a curve"
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["ppo", "dqn"]
+    assert "log scale" in figures[0].get_supxlabel()
+
+
+@pytest.mark.parametrize(
+    ("steps", "ticks"),
+    [
+        ([6_000_000, 60_000_000], [10_000_000, 20_000_000, 50_000_000]),
+        ([400, 9_000], [500, 1_000, 5_000]),
+        ([5_000, 500_000], [10_000, 100_000]),
+    ],
+)
+def test_an_axis_of_env_steps_has_one_to_three_numbers_besides_0(steps, ticks):
+    axes = results.Figure().add_subplot()
+    results.scale_steps(axes, steps)
+    assert list(axes.get_xticks()) == [0, *ticks]
+    others = axes.get_xticks(minor=True)
+    assert steps[0] <= min(others) <= max(others) <= 1.05 * steps[1]
+    assert not set(others) & set(ticks)
+
+
 def test_pairs_of_gpu_size_are_started_with_gpu_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "RAW", tmp_path)  # nothing is recorded
     large = results.FAMILIES[results.GPU]
