@@ -33,7 +33,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
@@ -42,7 +42,11 @@ sys.path.insert(0, str(FOLDER.parent))
 
 from runner.report.plots import style  # noqa: E402
 
-COLORS = {"ours": "#0072B2", "PureJaxRL": "#CC79A7", "Rejax": "#E69F00"}  # of the picture; Okabe and Ito
+LOOKS = {  # of the bars, with another hatch each; colours of Okabe and Ito
+    "ours": {"color": "#0072B2"},
+    "PureJaxRL": {"color": "#CC79A7", "hatch": "...."},
+    "Rejax": {"color": "#E69F00", "hatch": "////"},
+}
 COLUMNS = {
     "case": "{:>14}",
     "contender": "{:>20}",
@@ -333,44 +337,46 @@ def measure(case: Case, workers: list[Worker], rounds: int) -> list[dict]:
     return rows
 
 
+@rc_context({"font.size": 9})
 def plot(rows: list[dict], path: Path) -> None:
     """Env steps per second of the libraries in JAX: a panel for each algorithm, bars for each number of lanes.
 
-    Where several cases have as many lanes, the first is shown. The numbers are ratios, ours over the fastest peer.
+    Where several cases have as many lanes, the first is shown. The numbers are ratios, ours over Rejax.
     """
-    rows = [row for row in rows if row["contender"] in COLORS]
+    rows = [row for row in rows if row["contender"] in LOOKS]
     algorithms = dict.fromkeys(row["case"].partition("-")[0] for row in rows)
-    figure = Figure(figsize=(2.6 * len(algorithms), 2.8), layout="constrained")
-    panels = figure.subplots(1, len(algorithms), squeeze=False).ravel()
-    for axes, algorithm in zip(panels, algorithms, strict=True):
+    num_rows = -(-len(algorithms) // 2)
+    figure = Figure(figsize=(5.2, 1.9 * num_rows + 0.7), layout="constrained")
+    panels = figure.subplots(num_rows, 2, squeeze=False).ravel()
+    handles = {}
+    for axes, algorithm in zip(panels, algorithms, strict=False):
         groups = {}  # lanes -> contender -> row
         for row in rows:
             if row["case"].startswith(f"{algorithm}-"):
                 groups.setdefault(int(row["lanes"]), {}).setdefault(row["contender"], row)
-        contenders = [x for x in COLORS if any(x in group for group in groups.values())]
-        width = 0.8 / len(contenders)
-        for i, contender in enumerate(contenders):
-            at, speeds = zip(
-                *((n, float(x[contender]["env_steps_per_s"])) for n, x in enumerate(groups.values()) if contender in x),
-                strict=True,
-            )
-            places = np.array(at) + (i - (len(contenders) - 1) / 2) * width
-            axes.bar(places, speeds, width, color=COLORS[contender], label=contender)
         for n, group in enumerate(groups.values()):
-            peers = [float(row["ratio"]) for name, row in group.items() if name != "ours"]
-            if peers:
-                text, top = f"{min(peers):.1f}x", float(group["ours"]["env_steps_per_s"])
-                axes.annotate(text, (n, top), xytext=(0, 2), textcoords="offset points", ha="center", fontsize="small")
+            shown = [contender for contender in LOOKS if contender in group]
+            width = 0.8 / len(shown)
+            for i, contender in enumerate(shown):
+                place, speed = n + (i - (len(shown) - 1) / 2) * width, float(group[contender]["env_steps_per_s"])
+                look = LOOKS[contender] | {"edgecolor": "white", "label": contender}
+                handles[contender] = axes.bar(place, speed, width, **look)
+                if contender == "ours" and "Rejax" in group:
+                    text = f"{float(group['Rejax']['ratio']):.1f}"
+                    axes.annotate(text, (place, speed), xytext=(0, 2), textcoords="offset points", ha="center")
         axes.set_xticks(range(len(groups)), [str(lanes) for lanes in groups])
         axes.set_title(algorithm.upper(), fontsize="medium")
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.margins(y=0.12)
+        axes.margins(y=0.15)
         style(axes)
         axes.grid(visible=False, axis="x")
-    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize="small", loc="outside right upper")
+    for axes in panels[len(algorithms) :]:
+        axes.set_visible(False)
+    title = "a number over a bar: times Rejax's speed"
+    figure.legend(handles=list(handles.values()), title=title, loc="outside upper center", ncols=3, frameon=False)
     figure.supxlabel("lanes (seeds trained in parallel)", fontsize="medium")
     figure.supylabel("env steps per second", fontsize="medium")
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=200)
 
 
 def main() -> None:

@@ -156,6 +156,21 @@ def make_train(config):
     assert worker.ready["num_steps"] == 3 * contender.settings["TOTAL_TIMESTEPS"]
 
 
+def test_bars_are_told_apart_without_colour_and_their_numbers_are_over_rejax(speed, monkeypatch):
+    figures = []
+    monkeypatch.setattr(speed.Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    row = {"case": "ppo-1", "lanes": "1"}
+    peers = {"ours": (300, 1.0), "PureJaxRL": (250, 1.2), "Rejax": (100, 3.0), "sb3": (3, 100.0)}
+    rows = [row | {"contender": name, "env_steps_per_s": x, "ratio": ratio} for name, (x, ratio) in peers.items()]
+    speed.plot([*rows, rows[0] | {"case": "ppo-20", "lanes": "20"}], None)
+    axes, _ = figures[0].axes
+    assert len({bar.get_hatch() for bar in axes.patches[:3]}) == 3
+    (text,) = axes.texts
+    assert text.get_text() == "3.0"
+    assert text.xy == pytest.approx((axes.patches[0].get_center()[0], 300))
+    assert "times Rejax" in figures[0].legends[0].get_title().get_text()
+
+
 @pytest.mark.slow
 def test_a_worker_that_dies_says_why(speed):
     worker = speed.Worker(speed.Contender("ours", "nothing", {}), speed.Case("small", 1, 1), sys.executable)
