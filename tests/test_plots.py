@@ -121,6 +121,14 @@ def test_returns_lengths_and_losses_are_the_first_panels(panels):
     np.testing.assert_array_equal(evaluation.get_xdata(), STEPS[::4])
 
 
+def test_a_panel_of_nearly_one_value_has_no_offset_over_its_title(monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    plot_metrics(None, {"eta": (STEPS, 1 + 1e-4 * np.eye(20)[:2])}, "title")
+    FigureCanvasAgg(figures[0]).draw()
+    assert not figures[0].axes[0].yaxis.get_offset_text().get_text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(1, 10))
 def test_lowest_panels_have_numbers_at_their_ticks(panels, number):

@@ -119,6 +119,7 @@ def plot_metrics(path: Path, metrics: dict[str, tuple[np.ndarray, np.ndarray]], 
             axes.fill_between(steps, low, high, color="tab:blue", alpha=0.25, linewidth=0)
             axes.plot(steps, middle, color="tab:blue", linewidth=1)
         axes.locator_params(nbins=4)
+        axes.ticklabel_format(axis="y", useOffset=False)  # its text would lie on the title
         axes.set_title(name, fontsize="medium")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         style(axes)
