@@ -181,7 +181,7 @@ def test_walkthrough_runs(folder, same_jax, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    text = WALKTHROUGH.read_text().replace("total_timesteps=20_000", "total_timesteps=2_560")
+    text = WALKTHROUGH.read_text().replace("total_timesteps=12_000", "total_timesteps=2_560")
     assert "2_560" in text
     result = capture(lambda: exec(compile(text, "walkthrough.py", "exec"), {"__name__": "__main__"}), "walkthrough.py")
     pyplot.close("all")
@@ -191,18 +191,36 @@ def test_walkthrough_runs(folder, same_jax, tmp_path, monkeypatch):
     assert re.search(r"P\(penalty > clip\) = \d", result.stdout)
 
 
+@cache
+def notebook() -> dict[str, list[dict]]:
+    """Code of each cell -> its outputs."""
+    cells = json.loads(WALKTHROUGH.with_suffix(".ipynb").read_text())["cells"]
+    return {"".join(cell["source"]).strip(): cell["outputs"] for cell in cells if cell["cell_type"] == "code"}
+
+
 def test_notebook_is_the_walkthrough_with_outputs():
     """The head of walkthrough.py has the command that makes it."""
-    notebook = WALKTHROUGH.with_suffix(".ipynb")
-    cells = json.loads(notebook.read_text())["cells"]
     kinds = re.split(r"^# %%(.*)\n", WALKTHROUGH.read_text(), flags=re.MULTILINE)[1:]
     code = [text.strip() for kind, text in zip(kinds[::2], kinds[1::2], strict=True) if not kind]
-    assert ["".join(cell["source"]).strip() for cell in cells if cell["cell_type"] == "code"] == code
-    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    assert list(notebook()) == code
+    outputs = [output for outputs in notebook().values() for output in outputs]
     assert {output["output_type"] for output in outputs} == {"stream", "display_data"}
     assert all(output.get("name", "stdout") == "stdout" for output in outputs)
+    assert not any(re.search(r"\bnan\b", "".join(output.get("text", ""))) for output in outputs)
     assert sum("image/png" in output.get("data", {}) for output in outputs) >= 6
-    assert notebook.stat().st_size < 600_000
+    assert WALKTHROUGH.with_suffix(".ipynb").stat().st_size < 600_000
+
+
+@pytest.mark.parametrize("start", ["config = preset(", "source = inspect.getsource("])
+def test_notebook_shows_the_preset_and_the_loss_of_today(start, tmp_path, monkeypatch):
+    """Without training; after another preset or loss, its head says how to make it again."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    imports = next(iter(notebook()))
+    (cell,) = (code for code in notebook() if code.startswith(start))
+    result = capture(lambda: exec(f"{imports}\n{cell}", {}), "walkthrough.py")
+    assert (result.status, result.stderr) == (0, "")
+    assert result.stdout == "".join("".join(output["text"]) for output in notebook()[cell])
 
 
 # -- Commands ----------------------------------------------------------------------------------------------------------
