@@ -126,6 +126,12 @@ def test_links_to_lines_name_the_line_that_has_their_text(page):
     assert len(to_lines) == len(LINK.findall(prose(page))), "the text of a link to a line is code of that line"
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_no_picture_stands_in_a_table(page):
+    """A column is too narrow for it."""
+    assert not re.search(r"^\|.*(!\[|<img)", prose(page), re.MULTILINE)
+
+
 def test_relink_finds_the_nearest_line(tmp_path, monkeypatch):
     monkeypatch.setattr("docs.relink.ROOT", tmp_path)
     (tmp_path / "code.py").write_text("x = 1\ny = 2\nx = 1\n")
@@ -332,6 +338,15 @@ STOPPED = "error: it would read the run"
 
 def stop(*_) -> None:
     raise ValueError(STOPPED.removeprefix("error: "))
+
+
+def test_readme_sets_up_in_one_line_and_tests_as_ci_does():
+    texts = [text.strip() for kind, text in blocks("README.md") if kind == "bash"]
+    train, tests = (text.split(" && ") for text in texts)
+    assert train[:2] == tests[:2] == ["python -m venv .venv", ". .venv/bin/activate"]
+    assert not any("\n" in text for text in texts)
+    ci = (ROOT / ".ci" / "run").read_text().replace("python3", "python").replace(" --quiet", "").splitlines()
+    assert [line for line in ci if line in tests] == tests
 
 
 # -- Numbers -----------------------------------------------------------------------------------------------------------
