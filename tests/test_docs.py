@@ -9,6 +9,7 @@ import tempfile
 import warnings
 from functools import cache
 from pathlib import Path
+from unittest import mock
 from urllib.parse import unquote
 
 import jax
@@ -347,6 +348,43 @@ def test_readme_sets_up_in_one_line_and_tests_as_ci_does():
     assert not any("\n" in text for text in texts)
     ci = (ROOT / ".ci" / "run").read_text().replace("python3", "python").replace(" --quiet", "").splitlines()
     assert [line for line in ci if line in tests] == tests
+
+
+# -- The site ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_menu_names_what_has_no_heading_of_its_own():
+    """mkdocs takes the title of a page from its first heading, and calls a notebook None."""
+    menu = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]
+    assert all(re.search(r"\w: $", before) for before in re.split(r"[\w/]+\.ipynb", menu)[:-1])
+
+
+@pytest.fixture
+def hook(monkeypatch):
+    """docs/mkdocs_hook.py without the packages of docs/requirements.txt."""
+    for name in ("mkdocs.config.config_options", "mkdocs.structure.files", "nbconvert"):
+        packages = name.split(".")
+        for i in range(len(packages)):
+            monkeypatch.setitem(sys.modules, ".".join(packages[: i + 1]), mock.MagicMock())
+    monkeypatch.delitem(sys.modules, "docs.mkdocs_hook", raising=False)
+    return importlib.import_module("docs.mkdocs_hook")
+
+
+def test_a_source_page_marks_the_line_of_a_link_and_leads_back(hook):
+    html = hook.to_html(ROOT / "common" / "loops.py", "../index.html")
+    style, _, body = html.partition("</style>")
+    assert style.rpartition("<style")[2].count("span:target {") == 1
+    assert 'id="L1"' in body
+    assert '<a href="../index.html">' in body
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_with_a_table_of_many_columns_has_the_width_of_the_window(page, hook):
+    rules = re.findall(r"^\|(?: ?-+ ?\|)+$", prose(page), re.MULTILINE)
+    most = max((rule.count("|") - 1 for rule in rules), default=0)
+    meta = {}
+    hook.on_page_markdown("text", mock.Mock(meta=meta, **{"file.src_uri": page}))
+    assert ("hide" in meta) == (most > 10)
 
 
 # -- Numbers -----------------------------------------------------------------------------------------------------------
