@@ -534,7 +534,8 @@ random actions to the IQM of its row: {} of {} seeds, without the rows of GPU.md
 no bar. Where all seeds fail alike none counts as failed. Each script's name links to the raw file with the commands,
 the settings, the curve and the score of every seed, the commit, the versions and the machine. `time` is the whole
 training command for all seeds together, on one or two cores that often had other work, without the compilation of a
-program that an earlier run had kept; "not timed" where it was stopped, or trained beside others on a GPU.
+program that an earlier run had kept; "not timed" where it was stopped, or trained beside others on a GPU. In the
+pictures the marker at 0 is the policy before training.
 
 "Best published" is the best public number of the same algorithm that we know, with QR-DQN beside categorical DQN, and
 PPO beside every script on MinAtar. These numbers follow other protocols, and those of classic control are of Gym, in
