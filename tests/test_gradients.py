@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from common.gradients import clip_inward
 
-pytestmark = pytest.mark.slow
-
 LOW, HIGH = -20.0, 2.0
 FLOATS = st.integers(-300, 300).map(lambda x: x / 10)
 
@@ -36,6 +34,7 @@ def with_log_std(state, value):
     return state.replace(params=jax.tree_util.tree_map_with_path(change, state.params))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["ppo", "ppo_rnn"])
 @pytest.mark.parametrize("start", [2.5, -20.5])
 def test_a_standard_deviation_beyond_its_bound_moves_back(script, start):

@@ -179,7 +179,7 @@ def log_prob_and_entropy(params, outputs, action):
     return density.sum(-1), np.full(outputs.shape[:-1], entropy)
 
 
-def reference_loss(config, params, batch):
+def reference_loss(config, params, batch, forward=forward):
     outputs, value = forward(config, params, batch["obs"])
     log_prob, entropy = log_prob_and_entropy(params, outputs, batch["action"])
     advantage = (batch["advantage"] - batch["advantage"].mean()) / batch["advantage"].std()
@@ -203,12 +203,12 @@ def reference_loss(config, params, batch):
     return policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy.mean(), metrics
 
 
-def reference_updates(config, params, batch, adam, iteration):
+def reference_updates(config, params, batch, adam, iteration, forward=forward):
     """All epochs over the whole batch; adam remembers what came before."""
     records = []
     for _ in range(config.num_epochs):
-        _, metrics = reference_loss(config, params, batch)
-        grads = numerical_gradient(lambda params: reference_loss(config, params, batch)[0], params)
+        _, metrics = reference_loss(config, params, batch, forward)
+        grads = numerical_gradient(lambda params: reference_loss(config, params, batch, forward)[0], params)
         norm = global_norm(grads)
         records.append(metrics | {"grad_norm": norm})
         grads = jax.tree.map(lambda x, norm=norm: x * min(1.0, config.max_grad_norm / norm), grads)

@@ -17,6 +17,8 @@ import reppo
 import sac_discrete
 from flax import struct
 from helpers import call, small_run
+from reference import Adam, dense, to_float64
+from test_ppo import gae_loop, log_prob_and_entropy, reference_updates
 from test_scripts import BUILT, assert_float32, data, exempt_dependencies, few_objects, modes  # noqa: F401  # fixtures
 
 from runner.files.load import load
@@ -170,6 +172,67 @@ def test_a_cell_equals_numpy(name, model):
         assert any(np.abs(part - other).max() > 0.01 for part, other in zip(found, run(wrong), strict=True))
     for part, expected in zip(cell.apply(params, inputs[0][0], inputs[1], None), found, strict=True):
         np.testing.assert_allclose(part, expected[0], rtol=1e-4, atol=1e-5)
+
+
+RECORDED = ppo_rnn.Config("Probe-Recorder", 100, num_envs=3, num_steps=8, num_epochs=3, num_minibatches=1)
+RECORDED = replace(RECORDED, hidden_sizes=(4,), cell="gru", memory_size=2, learning_rate=0.1, clip_eps=0.1, gamma=0.9)
+
+
+def sequences(network, memory, obs, done):
+    """Outputs [num_steps, num_envs, n] of a network with a GRU, and its memory after each step."""
+    torso, parts, outputs, memories = network["Torso_0"], network["Memory_0"], [], []
+    arrays = parts["Dense_0"]["kernel"], parts["Dense_0"]["bias"], parts["kernel"]
+    for x, ended in zip(obs, done, strict=True):
+        features, after = gru(arrays, memory, np.tanh(dense(torso["Dense_0"], x)))
+        outputs.append(dense(network["Dense_0"], features))
+        memories.append(after)
+        memory = np.where(ended[:, None], 0.0, after)
+    return np.stack(outputs), np.stack(memories)
+
+
+@pytest.mark.quick
+def test_an_iteration_of_recurrent_ppo_equals_numpy():
+    """Parameters, memories and metrics after two iterations of three updates on all sequences."""
+    algorithm = ppo_rnn.make(RECORDED)
+    state, step = jax.jit(algorithm.init)(jax.random.key(2)), jax.jit(algorithm.step)
+    adam = Adam(to_float64(state.params))
+    for iteration in range(2):
+        before, (state, metrics) = state, step(state, iteration)
+        params, memory = to_float64(before.params), np.float64(before.memory)
+        record = probes.recorded(state.env_state)
+        record = record.replace(count=record.obs)
+        rows = slice(iteration * RECORDED.num_steps, (iteration + 1) * RECORDED.num_steps)
+        history = jax.tree.map(lambda x, rows=rows: np.moveaxis(np.asarray(x), 0, 1)[rows], record)
+        done = history.terminated | history.truncated
+
+        def forward(_, params, obs, memory=memory, done=done):
+            networks = enumerate((params.actor["params"], params.critic["params"]))
+            outputs, value = (sequences(x, memory[:, i], obs, done)[0] for i, x in networks)
+            return outputs, value[..., 0]
+
+        outputs, value = forward(RECORDED, params, history.obs)
+        (_, of_actor), (_, of_critic) = (
+            sequences(x["params"], memory[:, i], history.obs, done) for i, x in enumerate((params.actor, params.critic))
+        )
+        alone = np.ones((1, RECORDED.num_envs), bool)
+        next_value = np.stack(
+            [
+                sequences(params.critic["params"], after, obs[None], alone)[0][0, :, 0]
+                for after, obs in zip(of_critic, history.next_obs, strict=True)
+            ]
+        )
+        flags = history.terminated, history.truncated
+        log_prob, _ = log_prob_and_entropy(params, outputs, history.action)
+        advantage, target = gae_loop(history.reward, value, next_value, *flags, RECORDED.gamma, RECORDED.gae_lambda)
+        batch = {"obs": history.obs, "action": history.action, "log_prob": log_prob, "value": value}
+        batch |= {"advantage": advantage, "target": target}
+        params, expected = reference_updates(RECORDED, params, batch, adam, iteration, forward)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=2e-4), state.params, params)
+        last = np.stack([of_actor[-1], of_critic[-1]], axis=1)
+        np.testing.assert_allclose(state.memory, np.where(done[-1][:, None, None], 0.0, last), atol=1e-5)
+        for name, x in expected.items():
+            np.testing.assert_allclose(metrics[name], x, rtol=1e-3, atol=1e-5, err_msg=name)
+        assert metrics["clip_fraction"] > 0.05
 
 
 def test_a_memory_of_each_network():
