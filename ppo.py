@@ -12,7 +12,7 @@ Run: python ppo.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -25,7 +25,7 @@ import optax
 from flax import struct
 
 from common import normalization
-from common.config import Fraction, NonNegative, Positive, check_rollout, validate
+from common.config import Fraction, NonNegative, Positive, require, require_multiple, validate
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.gradients import clip_inward
 from common.initializers import orthogonal
@@ -66,7 +66,7 @@ class Config:
 
     @property
     def steps_per_iteration(self) -> int:
-        """Env steps per iteration."""
+        """Env steps per iteration, num_envs * num_steps."""
         return self.num_envs * self.num_steps
 
     @property
@@ -85,12 +85,14 @@ class Config:
 class Torso(nn.Module):
     """Features of any observation; of images, MinAtar's convolution (Young & Tian 2019)."""
 
-    config: Config
     obs_shape: tuple[int, ...]
+    hidden_sizes: tuple[int, ...]
+    activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        activation = getattr(nn, self.config.activation)
+        activation = getattr(nn, self.activation)
         leading = obs.shape[: obs.ndim - len(self.obs_shape)]
         x = to_float(obs, self.obs_shape)  # [*leading, *obs_shape]
 
@@ -98,9 +100,9 @@ class Torso(nn.Module):
             x = nn.relu(nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(patches(x, size=3)))
 
         x = x.reshape(*leading, -1)
-        for size in self.config.hidden_sizes:
+        for size in self.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
-            x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
+            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
         return x  # [*leading, hidden_sizes[-1]]
 
 
@@ -160,7 +162,7 @@ class Batch:
     target: jax.Array  # of the value
 
 
-class Params(NamedTuple):  # not a dataclass, which jit may confuse (docs/traps.md, 14)
+class Params(NamedTuple):  # dataclasses may collide in jit's cache (docs/traps.md, 14)
     """The trained parameters."""
 
     actor: Any  # of Actor
@@ -223,16 +225,20 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
-    check_rollout(config, least=2)  # a single advantage, normalised, is 0
+    # A single advantage, normalised, is 0.
+    require_multiple(config, "steps_per_iteration", "num_minibatches", least=2)
+    no_scale = not config.normalize_reward or config.reward_scale == 1
+    require(config, no_scale, "normalize_reward, which divides by reward_scale, needs it to be 1")
     num_rows = config.steps_per_iteration  # num_envs * num_steps
     minibatch_size = num_rows // config.num_minibatches
     env = make_env(config.env)
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]
     draw_noise = jax.random.gumbel if is_discrete else jax.random.normal
-    actor = Actor(num_outputs, is_discrete, partial(Torso, config, actor_obs(env.obs_shape)))
-    value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
-    critic = Critic(partial(Torso, value_config, critic_obs(env.obs_shape)))
+    torso = partial(Torso, activation=config.activation, layer_norm=config.layer_norm)
+    value_sizes = config.value_hidden_sizes or config.hidden_sizes
+    actor = Actor(num_outputs, is_discrete, partial(torso, env.actor_shape, config.hidden_sizes))
+    critic = Critic(partial(torso, env.critic_shape, value_sizes))
 
     num_updates = config.num_epochs * config.num_minibatches  # per iteration, all at one rate
     schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
@@ -260,7 +266,7 @@ def make(config: Config) -> Algorithm:
     def step(state, iteration):
         del iteration  # the optimizer counts its updates
         key, noise_key, env_key = jax.random.split(state.key, 3)
-        shape = config.num_steps, config.num_envs  # drawn at once: on a GPU a draw is a kernel
+        shape = config.num_steps, config.num_envs  # drawn at once: each draw is a GPU kernel
         noise = draw_noise(noise_key, (*shape, num_outputs), jnp.float32)
         inputs = noise, jax.random.split(env_key, shape)
         state = state.replace(key=key, env_state=clear_episodes(state.env_state))
@@ -272,7 +278,7 @@ def make(config: Config) -> Algorithm:
         noise, env_keys = inputs
         policy = actor.apply(state.params.actor, preprocess(state, state.obs))
         if is_discrete:
-            action = (policy.logits + noise).argmax(axis=-1)  # with Gumbel noise: a sample
+            action = (policy.logits + noise).argmax(axis=-1)  # Gumbel-max trick
         else:
             action = policy.mean() + policy.stddev() * noise
         outcome = env.step(env_keys, state.env_state, scale_action(action, env.action_space))
@@ -307,9 +313,17 @@ def make(config: Config) -> Algorithm:
     def evaluate(state, rollout):
         obs, next_obs = preprocess(state, rollout.obs), preprocess(state, rollout.next_obs)
         log_prob = actor.apply(state.params.actor, obs).log_prob(rollout.action)
-        v, next_value = (critic.apply(state.params.critic, x) for x in (obs, next_obs))
+        v = critic.apply(state.params.critic, obs)
+        next_value = critic.apply(state.params.critic, next_obs)
         advantage, target = gae(rollout, v, next_value, config.gamma, config.gae_lambda)
-        return Batch(rollout.obs, rollout.action, log_prob, v, advantage, target)
+        return Batch(
+            obs=rollout.obs,
+            action=rollout.action,
+            log_prob=log_prob,
+            value=v,
+            advantage=advantage,
+            target=target,
+        )
 
     def update(batch, state, rows):
         minibatch = jax.tree.map(lambda x: x[rows], batch)
@@ -346,7 +360,7 @@ def make(config: Config) -> Algorithm:
         return policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy, metrics
 
     def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs)  # as it is without statistics
+        return normalization.normalize(state.obs_statistics, obs)  # without statistics: obs
 
     def act(state, obs, key=None):
         policy = actor.apply(state.params.actor, preprocess(state, obs))

@@ -19,7 +19,7 @@ Run: python td3.py --env Pendulum-v1 --num-seeds 16 (--help lists every setting)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -32,7 +32,15 @@ from flax import struct
 
 from common import normalization
 from common.buffer import Buffer, add, draw_rows, init_buffer, read_windows
-from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
+from common.config import (
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    require,
+    require_multiple,
+    validate,
+)
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import gpu_unroll, scan_mean
@@ -75,12 +83,12 @@ class Config:
 
     @property
     def cycle_steps(self) -> int:
-        """Env steps per cycle of collecting and learning."""
+        """Env steps per cycle, the larger of num_envs and train_interval."""
         return max(self.num_envs, self.train_interval)
 
     @property
     def cycle_updates(self) -> int:
-        """Gradient steps per cycle."""
+        """Gradient steps per cycle of max(num_envs, train_interval) env steps."""
         return self.gradient_steps * self.cycle_steps // self.train_interval
 
     @property
@@ -99,14 +107,16 @@ class Config:
 class Torso(nn.Module):
     """Features of a vector."""
 
-    config: Config
+    hidden_sizes: tuple[int, ...]
+    activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        activation = getattr(nn, self.config.activation)
-        for size in self.config.hidden_sizes:
+        activation = getattr(nn, self.activation)
+        for size in self.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
-            x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
+            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
         return x  # [..., hidden_sizes[-1]]
 
 
@@ -140,7 +150,7 @@ TwinCritic = nn.vmap(  # two critics that share nothing: params [2, ...], values
     in_axes=None,
     out_axes=-1,
     axis_size=2,
-    variable_axes={"params": 0},
+    variable_axes={True: 0},
     split_rngs={"params": True},
 )
 
@@ -161,7 +171,7 @@ class Transition:
     discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch
 
 
-class Params(NamedTuple):  # not a dataclass, which jit may confuse (docs/traps.md, 14)
+class Params(NamedTuple):  # dataclasses may collide in jit's cache (docs/traps.md, 14)
     """The trained parameters."""
 
     actor: Any  # of Actor
@@ -213,13 +223,21 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
-    check_replay(config)
+    require_multiple(config, "cycle_steps", "num_envs", "train_interval")
+    require_multiple(config, "steps_per_iteration", "num_envs", "train_interval")
+    require_multiple(config, "learning_starts", "num_envs")
+    fits = config.batch_size <= config.learning_starts <= config.buffer_size
+    require(config, fits, "learning_starts must be at least batch_size and at most buffer_size")
+    require_multiple(config, "cycle_updates", "policy_delay")
+    has_last = config.num_envs > 1 or config.exploration_noise_max == 0
+    require(config, has_last, "exploration_noise_max, that of the last env, needs 2 num_envs")
     env = make_env(config.env)
     check_continuous(config.env, env)
     action_dim = env.action_space.shape[0]
-    value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
-    actor = Actor(action_dim, partial(Torso, config))
-    critic = TwinCritic(partial(Torso, value_config))
+    torso = partial(Torso, activation=config.activation, layer_norm=config.layer_norm)
+    value_sizes = config.value_hidden_sizes or config.hidden_sizes
+    actor = Actor(action_dim, partial(torso, config.hidden_sizes))
+    critic = TwinCritic(partial(torso, value_sizes))
     optimizers = {
         "actor": optax.adam(config.actor_learning_rate),
         "critic": optax.adam(config.critic_learning_rate),
@@ -265,7 +283,7 @@ def make(config: Config) -> Algorithm:
     def step(state, iteration):
         del iteration  # nothing follows a schedule
         key, explore_key, env_key, row_key, learn_key = jax.random.split(state.key, 5)
-        shape = num_cycles, num_steps, config.num_envs  # drawn at once: on a GPU a draw is a kernel
+        shape = num_cycles, num_steps, config.num_envs  # drawn at once: each draw is a GPU kernel
         noise = jax.random.normal(explore_key, (*shape, action_dim), jnp.float32)
         explore_inputs = noise, jax.random.split(env_key, shape)
         rows = draw_rows(state.buffer, row_key, rows_shape, config.cycle_steps)
@@ -347,7 +365,7 @@ def make(config: Config) -> Algorithm:
         return loss, {"actor_loss": loss}
 
     def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs)  # as it is without statistics
+        return normalization.normalize(state.obs_statistics, obs)  # without statistics: obs
 
     def act(state, obs, key=None):
         action = actor.apply(state.params.actor, preprocess(state, obs))

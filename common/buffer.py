@@ -45,8 +45,13 @@ def add(buffer: Buffer, transitions: Any) -> Buffer:
     In place where the buffer is donated or carried by a loop. n need not divide the capacity.
 
     Raises:
-        ValueError: more transitions than the buffer has rows.
+        ValueError: more transitions than the buffer has rows, or ones of other fields or shapes than its row has.
     """
+    given, row = _shapes(transitions, 1), _shapes(buffer.row, 0)
+    for name in given | row:
+        one, other = (shapes.get(name, "absent") for shapes in (given, row))
+        if one != other:
+            raise ValueError(f"{name} is {one} in a transition and {other} in a row of the buffer")
     leaves, n = jax.tree.leaves(transitions), len(jax.tree.leaves(transitions)[0])
     if n > buffer.capacity:
         raise ValueError(f"{n} transitions do not fit a buffer of {buffer.capacity}")
@@ -109,6 +114,12 @@ def cut_newest(buffer: Buffer, n: int) -> Buffer:
         return buffer
     newest = newest.replace(truncated=jnp.ones_like(newest.truncated))
     return add(buffer.replace(count=buffer.count - n), newest)
+
+
+def _shapes(tree: Any, num_axes: int) -> dict[str, tuple[int, ...]]:
+    """The shape of each field, without its first axes."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): x.shape[num_axes:] for path, x in leaves}
 
 
 def _columns(row: Any) -> list[tuple[str, int, int]]:

@@ -6,11 +6,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from common.random import is_key
 from common.spaces import legal_actions
 
-OWN_METRICS = ("episode_return", "episode_length", "num_episodes")  # names that no scalar of an environment may have
+# Names that no scalar of an environment may have: of the metrics of every environment, of other arrays of metrics.npz,
+# of wandb's records, and of the arguments of np.savez.
+TAKEN = ("episode_return", "episode_length", "num_episodes", "env_steps", "seed", "num_iterations", "is_healthy")
+TAKEN += ("file", "allow_pickle")
 OUTPUTS = {"reset": ("obs", "state"), "step": ("obs", "state", "reward", "terminated", "info")}
 
 
@@ -23,6 +27,7 @@ def check_suite(suite: Any, reset: Callable, step: Callable) -> tuple[Any, Any, 
     Raises:
         ValueError: what is wrong, in one line.
     """
+    _check_actions(suite.action_space)
     _check_count("max_episode_steps", suite.max_episode_steps, 1)
     _check_count("reset_period", suite.reset_period, 0)
     key = jax.eval_shape(jax.random.key, 0)
@@ -43,8 +48,9 @@ def check_suite(suite: Any, reset: Callable, step: Callable) -> tuple[Any, Any, 
         if getattr(flag, "shape", None) != () or flag.dtype != bool:
             raise ValueError(f"{name} must be a bool [], not {_show(flag)}")
     scalars = {name: x for name, x in info.items() if getattr(x, "shape", None) == () and name != "truncated"}
-    if taken := [name for name in OWN_METRICS if name in scalars]:
-        raise ValueError(f"info has a scalar {taken[0]}, which is a metric of every environment; give it another name")
+    for name in scalars:
+        if name in TAKEN or name.startswith(("eval_", "sweep_")):
+            raise ValueError(f"info has a scalar {name}, the name of another array of metrics; give it another one")
     _check_legal(suite, start[0])
     return *after, scalars
 
@@ -65,11 +71,27 @@ def _trace(name: str, function: Callable, *inputs: Any) -> tuple:
 
 def _check_obs(obs: Any) -> None:
     parts = obs if isinstance(obs, dict) else {"actor": obs}
-    names = {"actor", "critic", "legal"}
-    if "actor" not in parts or not parts.keys() <= names or not all(hasattr(x, "shape") for x in parts.values()):
+    leaves = jax.tree.leaves(parts, is_leaf=lambda x: not isinstance(x, dict))
+    if "actor" not in parts or not parts.keys() <= {"actor", "critic", "legal"} or not all(map(_is_array, leaves)):
         raise ValueError(f"obs must be an array, or a dict of arrays, actor and maybe critic, legal, not {_show(obs)}")
-    if not all(x.size for x in parts.values()):
+    if not all(x.size for x in leaves):
         raise ValueError(f"obs must have elements, and has the shape {jax.tree.map(jnp.shape, obs)}")
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape")
+
+
+def _check_actions(space: Any) -> None:
+    """Raise ValueError unless the scripts take this action space."""
+    from gymnax.environments import spaces  # imported here: it starts JAX's backend, which must happen after connecting
+
+    if isinstance(space, spaces.Discrete):
+        return
+    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+        raise ValueError(f"the action space must be Discrete(n) or a Box of shape (n,), not {space}")
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise ValueError(f"the action space {space} is unbounded; give its Box finite bounds")
 
 
 def _check_legal(suite: Any, obs: Any) -> None:

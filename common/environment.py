@@ -10,6 +10,7 @@ from flax import struct
 from common.contract import check_suite
 from common.loops import gpu_unroll
 from common.random import is_key
+from common.spaces import actor_obs, critic_obs
 from common.starts import init_starts, next_starts, renew_starts
 from common.suites import Suite, find_maker, make_suite
 
@@ -55,6 +56,22 @@ class Environment:
         self.scalars = list(scalars)
 
     @property
+    def actor_shape(self) -> tuple[int, ...]:
+        """Shape of the part of an observation that the policy sees. Raises ValueError if that is a tree of arrays."""
+        return self._shape_of("actor", actor_obs(self.obs_shape))
+
+    @property
+    def critic_shape(self) -> tuple[int, ...]:
+        """The same of the part that value functions see."""
+        return self._shape_of("critic", critic_obs(self.obs_shape))
+
+    def _shape_of(self, part: str, shape: Any) -> tuple[int, ...]:
+        if isinstance(shape, tuple):
+            return shape
+        hint = "edit the networks of the script, and where `make` gives them a shape"
+        raise ValueError(f"the {part} sees several arrays, {shape}; {hint}")
+
+    @property
     def unroll(self) -> int:
         """Rounds that a loop over steps runs as one, `jax.lax.scan(..., unroll=env.unroll)`."""
         return gpu_unroll() if self.suite.is_small else 1
@@ -83,7 +100,7 @@ class Environment:
         truncated = info.get("truncated", jnp.zeros(terminated.shape, bool))
         if self.max_episode_steps is not None:
             truncated |= length >= self.max_episode_steps
-        info = {name: jnp.float32(info[name]) for name in self.scalars}
+        info = info | {name: jnp.float32(info[name]) for name in self.scalars}
         episode_return = env_state.episode_return + reward
         env_state = env_state.replace(state=state, length=length, episode_return=episode_return)
         return obs, env_state, reward, terminated, truncated, info
@@ -99,7 +116,7 @@ class Environment:
         Returns:
             obs [num_envs, *obs_shape] (of the next episode where one ended), env_state, reward, terminated, truncated
             (each [num_envs]; both flags may be true), and info: `final_observation` (the true successor of every step)
-            and the scalars of the suite's info, as float32.
+            and all that the suite's info has, its scalars as float32.
         """
         step_keys, *reset_keys = _split(keys, 3 if self.reset_period else 2)  # to renew kept starts, to use one
         next_obs, env_state, reward, terminated, truncated, info = self.advance(step_keys, env_state, action)
@@ -108,9 +125,10 @@ class Environment:
         episode = {"episode_return": env_state.episode_return, "episode_length": env_state.length, "num_episodes": 1}
         add = lambda total, x, is_counted: total + jnp.where(is_counted, x, 0).astype(total.dtype)  # noqa: E731
         counted = is_told | dict.fromkeys(episode, done)
-        episodes = jax.tree.map(add, env_state.episodes, info | episode, counted)
+        last = {name: info[name] for name in self.scalars} | episode
+        episodes = jax.tree.map(add, env_state.episodes, last, counted)
         told = jax.tree.map(lambda count, x: count + x.astype(count.dtype), env_state.told, is_told)
-        info["final_observation"] = next_obs
+        info = info | {"final_observation": next_obs}
         starts = next_starts(self._reset, reset_keys[-1], env_state.starts)
         obs, state = jax.vmap(_select)(done, starts, (next_obs, env_state.state))
         env_state = env_state.replace(

@@ -18,6 +18,9 @@ def scan_mean(body: Callable, carry: Any, xs: Any, unroll: int = 1) -> tuple[Any
     """`jax.lax.scan(body, carry, xs)` with the mean of the outputs [], as float32, in place of the stacked outputs.
 
     They are summed in the carry: on a GPU each stacked output would be a kernel of its own in every round.
+
+    Raises:
+        ValueError: naming an output that is an array.
     """
 
     def add(carry_and_total, x):
@@ -26,6 +29,9 @@ def scan_mean(body: Callable, carry: Any, xs: Any, unroll: int = 1) -> tuple[Any
         return (carry, total + jnp.stack(jax.tree.leaves(outputs)).astype(jnp.float32)), None
 
     _, shapes = jax.eval_shape(lambda carry, xs: body(carry, jax.tree.map(lambda x: x[0], xs)), carry, xs)
+    for path, x in jax.tree.leaves_with_path(shapes):
+        if x.shape:
+            raise ValueError(f"{jax.tree_util.keystr(path, simple=True)} must be a number [], not {list(x.shape)}")
     leaves, structure = jax.tree.flatten(shapes)
     (carry, total), _ = jax.lax.scan(add, (carry, jnp.zeros(len(leaves), jnp.float32)), xs, unroll=unroll)
     return carry, jax.tree.unflatten(structure, total / len(jax.tree.leaves(xs)[0]))

@@ -11,7 +11,7 @@ from flax import struct
 class RunningStatistics:
     """Mean and variance of all items so far; 0 and 1 before the first."""
 
-    mean: Any  # [*shape] float32; a dict of arrays if observations are
+    mean: Any  # [*shape] float32; a tree of arrays if observations are
     variance: Any  # as mean, population variance
     rest: Any  # what float32 has rounded off mean and variance, (mean, variance): small steps add up in it
     count: jax.Array  # [] int32: a float32 stops counting at 2^24
@@ -64,7 +64,7 @@ def normalize(statistics: RunningStatistics | None, x: Any, clip: float = 10.0) 
 
     mean, variance = statistics.mean, statistics.variance
     if isinstance(x, dict):
-        return x | {name: scale(x[name], mean[name], variance[name]) for name in mean if name in x}
+        return x | {name: jax.tree.map(scale, x[name], mean[name], variance[name]) for name in mean if name in x}
     return scale(x, mean, variance)
 
 

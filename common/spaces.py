@@ -1,4 +1,4 @@
-"""Parts and units of observations, legal actions, units of actions, and which scripts take them."""
+"""Parts and units of observations, legal actions, units of actions, and whether a script takes them."""
 
 from typing import Any
 
@@ -60,46 +60,26 @@ def to_float(obs: jax.Array, obs_shape: tuple[int, ...]) -> jax.Array:
     return obs.astype(jnp.float32) / 255.0 if is_image else obs.astype(jnp.float32)
 
 
-def scripts_for(env: Any) -> list[str]:
-    """Those of the four scripts that take the actions and observations of an Environment."""
-    if hasattr(env.action_space, "n"):
-        return ["ppo.py"] if _is_privileged(env) else ["ppo.py", "dqn.py"]
-    return ["ppo.py", "sac.py", "td3.py"] if _has_vectors(env) else ["ppo.py"]
-
-
 def check_discrete(name: str, env: Any, only_vectors: bool = False) -> None:
     """Raise ValueError unless an Environment has discrete actions, and observations of which the policy sees all."""
-    reason = ""
     if not hasattr(env.action_space, "n"):
-        reason = "continuous actions, not discrete ones"
-    elif _is_privileged(env):
-        reason = "observations that only a critic may see"
-    elif only_vectors and not _has_vectors(env):
-        reason = f"observations {env.obs_shape}, not vectors"
-    _refuse(name, env, reason)
+        raise ValueError(f"{name} has continuous actions, and this script takes discrete ones")
+    if isinstance(env.obs_shape, dict) and "critic" in env.obs_shape:
+        raise ValueError(f"{name} has observations that only a critic may see, and this script has none")
+    if only_vectors:
+        _check_vectors(name, env)
 
 
 def check_continuous(name: str, env: Any) -> None:
     """Raise ValueError unless an Environment has continuous actions, and vectors as observations."""
-    reason = ""
     if hasattr(env.action_space, "n"):
-        reason = "discrete actions, not continuous ones"
-    elif not _has_vectors(env):
-        reason = f"observations {env.obs_shape}, not vectors"
-    _refuse(name, env, reason)
+        raise ValueError(f"{name} has discrete actions, and this script takes continuous ones")
+    _check_vectors(name, env)
 
 
-def _is_privileged(env: Any) -> bool:
-    return isinstance(env.obs_shape, dict) and "critic" in env.obs_shape
-
-
-def _has_vectors(env: Any) -> bool:
-    return len(actor_obs(env.obs_shape)) == len(critic_obs(env.obs_shape)) == 1
-
-
-def _refuse(name: str, env: Any, reason: str) -> None:
-    if reason:
-        raise ValueError(f"{name} has {reason}; use {' or '.join(scripts_for(env))}")
+def _check_vectors(name: str, env: Any) -> None:
+    if not len(env.actor_shape) == len(env.critic_shape) == 1:
+        raise ValueError(f"{name} has observations {env.obs_shape}, and this script takes vectors")
 
 
 def scale_action(action: jax.Array, space: Any) -> jax.Array:

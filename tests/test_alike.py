@@ -109,7 +109,7 @@ def test_torso_is_the_same(pair):
 
 
 def test_the_layers_of_a_torso_are_the_same():
-    layers = [source(script).split("        for size in self.config.hidden_sizes:")[1] for script in SCRIPTS]
+    layers = [source(script).split("        for size in self.hidden_sizes:")[1] for script in SCRIPTS]
     assert len({text.split("        return x")[0] for text in layers}) == 1
 
 

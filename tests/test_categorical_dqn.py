@@ -1,6 +1,6 @@
 """Categorical DQN: projections of known distributions, problems with known answers. Updates: test_replay_updates.py."""
 
-from functools import cache
+from functools import cache, partial
 
 import categorical_dqn
 import jax
@@ -121,15 +121,11 @@ def test_values():
 def test_the_distribution_is_learned_and_not_the_mean_alone():
     """After a step that may end the episode, one in five: 1 + gamma * (1 + ...), or 1 and no more."""
     config = categorical_dqn.Config(hidden_sizes=(32,))
-    torso = lambda: categorical_dqn.Torso(config, (len(probes.ROOMS),))  # noqa: E731
+    shape = (len(probes.ROOMS),)
+    torso = partial(categorical_dqn.Torso, shape, config.hidden_sizes, config.activation, config.layer_norm)
     network = categorical_dqn.QNetwork(2, jnp.float32(VALUES_OF_BINS), torso)
     _, logits = jax.vmap(network.apply, in_axes=(0, None))(trained()[1].params, probes.OBSERVATIONS)
     probs = np.asarray(jax.nn.softmax(logits)).mean(axis=(0, 2))  # [room, bin], of all seeds and both actions
     assert probs[probes.GOING_ON, VALUES_OF_BINS >= 9].sum() > 0.9, "without an end all of it is around 10"
     ends_now = probs[probes.ENDING.start, VALUES_OF_BINS < 2].sum()
     np.testing.assert_allclose(ends_now, 1 / probes.LIMIT, atol=0.07)
-
-
-def test_one_bin_is_refused():
-    with pytest.raises(ValueError, match="num_bins must be at least 2, not 1"):
-        categorical_dqn.make(categorical_dqn.Config(num_bins=1))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ENVS
+from helpers import ENVS, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config import Fraction, NonNegative, Positive, PositiveFraction, TargetEntropy, validate
+from common.config import Fraction, NonNegative, NonNegativeInt, Positive, PositiveFraction, require, validate
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Config:
     gamma: Fraction = 0.99
     tau: PositiveFraction = 0.5
     adam_eps: Positive = 1e-8
-    target_entropy: TargetEntropy = -1.0
+    target_entropy: float = -1.0
+    burn_in: NonNegativeInt = 0
     anneal: bool = True
     hidden_sizes: tuple[int, ...] = (64, 64)
     activation: Literal["tanh", "relu"] = "tanh"
@@ -41,6 +43,9 @@ class Config:
     def num_iterations(self) -> int:
         return self.total_timesteps // self.steps_per_iteration
 
+    def env_steps(self, iterations: int) -> int:
+        return iterations * self.steps_per_iteration
+
 
 @pytest.mark.parametrize(
     "change",
@@ -52,6 +57,7 @@ class Config:
         {"learning_rate": jnp.float32(0.1)},
         {"gamma": 0.0, "tau": 1.0, "target_entropy": -3.5},
         {"gamma": 1, "tau": 1e-6, "adam_eps": 1e30},
+        {"burn_in": 3},
         {"anneal": False},
         {"hidden_sizes": (8,)},
         {"hidden_sizes": ()},
@@ -77,6 +83,8 @@ def test_what_fits_is_accepted(change):
         ("num_envs", -1),
         ("num_envs", 0),
         ("num_envs", None),
+        ("burn_in", -1),
+        ("burn_in", 0.0),
         ("learning_rate", "0.1"),
         ("learning_rate", None),
         ("learning_rate", True),
@@ -111,7 +119,6 @@ def test_a_wrong_type_is_refused_with_the_name_of_the_field(field, value):
         *(("gamma", value, "between 0 and 1") for value in (1.5, -0.1, jnp.float32(1.5))),
         *(("tau", value, "above 0 and at most 1") for value in (0, 2.0, -1.0)),
         *(("adam_eps", value, "above 0") for value in (0.0, 1e-60, -1e-8)),
-        *(("target_entropy", value, "below log 2 = 0.693, the most .*") for value in (1.0, 0.6932)),
     ],
 )
 def test_a_float_out_of_its_range_is_refused_with_the_range(field, value, allowed):
@@ -199,32 +206,123 @@ def test_a_run_of_less_than_one_iteration_is_refused(total_timesteps):
         validate(Config(total_timesteps=total_timesteps))
 
 
-@pytest.mark.parametrize(
-    ("script", "changes", "message"),
-    [
-        ("ppo", {"normalize_reward": True, "reward_scale": 0.5}, "reward_scale must be 1 if normalize_reward"),
-        ("ppo_rnn", {"normalize_reward": True, "reward_scale": 2.0}, "reward_scale must be 1 if normalize_reward"),
-        ("ppo", {"normalize_reward": True, "reward_scale": jnp.float32(1)}, "reward_scale must be 1 if "),
-        ("dqn", {"epsilon_start": 0.4, "epsilon_end": 0.5}, "^epsilon_start = 0.4 must be at least epsilon_end = 0.5$"),
-        ("pqn", {"epsilon_start": 0.4, "epsilon_end": 0.5}, "^epsilon_start = 0.4 must be at least epsilon_end"),
-        ("reppo", {"value_min": 99.0, "value_max": -99.0}, "^value_min = 99.0 must be below value_max = -99.0$"),
-        ("reppo", {"value_min": 7.0, "value_max": 7.0}, "^value_min = 7.0 must be below value_max = 7.0$"),
-        ("td3", {"exploration_noise_max": 0.5, "num_envs": 1}, "^exploration_noise_max, the noise of the last env"),
+ITERATION = r"steps_per_iteration \(env steps per iteration, num_envs \* num_steps\) = 512"
+CYCLE = r"cycle_steps \(env steps per cycle, the larger of num_envs and train_interval\) = 4"
+REPLAY = {
+    "num_envs": 2,
+    "train_interval": 4,
+    "steps_per_iteration": 100,
+    "learning_starts": 100,
+    "batch_size": 10,
+    "buffer_size": 1000,
+}
+OFF_POLICY = ["dqn", "categorical_dqn", "sac", "sac_discrete", "td3"]
+RULES = {
+    "ppo": [
+        ({"num_minibatches": 7}, f"^{ITERATION} must be a multiple of num_minibatches = 7, at least 2 times$"),
+        (
+            {"normalize_reward": True, "reward_scale": 0.5},
+            "to be 1, not normalize_reward = True, reward_scale = 0.5",
+        ),
     ],
-)
-def test_fields_that_contradict_each_other_are_refused(script, changes, message):
-    config = importlib.import_module(script).Config(**({"num_envs": 4} if script == "td3" else {}))
-    for name in changes:  # one alone is no contradiction
-        validate(dataclasses.replace(config, **{name: changes[name]}))
-    with pytest.raises(ValueError, match=message):
-        validate(dataclasses.replace(config, **changes))
+    "ppo_rnn": [
+        ({"num_envs": 6, "num_minibatches": 4}, "^num_envs = 6 must be a multiple of num_minibatches = 4$"),
+        ({"normalize_reward": True, "reward_scale": 2.0}, "^normalize_reward, which divides by reward_scale, needs it"),
+    ],
+    "pqn": [
+        (
+            {"epsilon_start": 0.4, "epsilon_end": 0.5},
+            "^epsilon_start must be at least epsilon_end, not epsilon_start = ",
+        )
+    ],
+    "reppo": [
+        (
+            {"value_min": 99.0, "value_max": -99.0},
+            "^value_min must be below value_max, not value_min = 99.0, ",
+        ),
+        ({"value_min": 7.0, "value_max": 7.0}, "^value_min must be below value_max"),
+        ({"num_bins": 1}, "^num_bins must be at least 2, not num_bins = 1$"),
+        ({"target_entropy": 0.6932}, "^target_entropy must be below log 2 = 0.693, the most in .*= 0.6932"),
+    ],
+    "dqn": [
+        ({"epsilon_start": 0.4, "epsilon_end": 0.5}, "^epsilon_start must be at least epsilon_end"),
+        ({"target_interval": 6}, "^target_interval = 6 must be a multiple of train_interval = 4$"),
+    ],
+    "categorical_dqn": [
+        ({"value_min": 99.0, "value_max": -99.0}, "^value_min must be below value_max"),
+        ({"num_bins": 1}, "^num_bins must be at least 2"),
+        ({"epsilon_start": 0.4, "epsilon_end": 0.5}, "^epsilon_start must be at least epsilon_end"),
+    ],
+    "sac": [({"target_entropy": 1.0}, "^target_entropy must be below log 2")],
+    "td3": [
+        (
+            {"exploration_noise_max": 0.5, "num_envs": 1},
+            "^exploration_noise_max, that of the last env, needs",
+        ),
+        (
+            {"policy_delay": 3},
+            r"^cycle_updates \(gradient steps .*\) = 2 must be a multiple of policy_delay = 3$",
+        ),
+    ],
+}
+BETWEEN = "^learning_starts must be at least batch_size and at most buffer_size, not learning_starts = 100, "
+OF_REPLAY = [
+    ({"num_envs": 3}, f"^{CYCLE} must be a multiple of num_envs = 3$"),
+    ({"steps_per_iteration": 102}, "^steps_per_iteration = 102 must be a multiple of train_interval = 4$"),
+    ({"learning_starts": 101}, "^learning_starts = 101 must be a multiple of num_envs = 2$"),
+    ({"batch_size": 101}, BETWEEN),
+    ({"buffer_size": 99}, BETWEEN),
+]
+RULES |= {script: [*RULES.get(script, []), *OF_REPLAY] for script in OFF_POLICY}
+
+
+@pytest.mark.parametrize("script", RULES)
+def test_fields_that_contradict_each_other_are_refused(script):
+    module = importlib.import_module(script)
+    start = dataclasses.replace(module.Config(), **(REPLAY if script in OFF_POLICY else {}))
+    module.make(start)
+    for changes, message in RULES[script]:
+        with pytest.raises(ValueError, match=message):
+            module.make(dataclasses.replace(start, **changes))
+
+
+def test_a_copy_with_renamed_fields_keeps_its_checks(tmp_path, monkeypatch):
+    """The kit knows no field of a script by its name."""
+    renamed = {"train_interval": "update_every", "learning_starts": "warmup", "buffer_size": "capacity_of_replay"}
+    text = (ROOT / "sac.py").read_text()
+    for old, new in renamed.items():
+        text = re.sub(rf"\b{old}\b", new, text)
+    (tmp_path / "renamed_sac.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("renamed_sac")
+    start = module.Config(**{renamed.get(name, name): value for name, value in REPLAY.items()})
+    module.make(start)
+    for changes, message in RULES["sac"]:
+        changed = {renamed.get(name, name): value for name, value in changes.items()}
+        for old, new in renamed.items():
+            message = message.replace(old, new)
+        with pytest.raises(ValueError, match=message):
+            module.make(dataclasses.replace(start, **changed))
+
+
+def test_a_rule_of_a_traced_field_is_not_judged():
+    config = importlib.import_module("dqn").Config(epsilon_end=0.5)
+
+    def sweep(epsilon_start):
+        changed = dataclasses.replace(config, epsilon_start=epsilon_start)
+        require(changed, changed.epsilon_start >= changed.epsilon_end, "epsilon_start must be at least epsilon_end")
+        return epsilon_start
+
+    jax.jit(sweep)(0.4)
+    with pytest.raises(ValueError, match=r"^epsilon_start must be at least epsilon_end, not epsilon_start = 0\.4"):
+        sweep(jnp.float32(0.4))
 
 
 @pytest.mark.parametrize("script", ["dqn", "td3", "sac", "sac_discrete"])
 def test_a_run_without_an_iteration_is_refused(script):
     module = importlib.import_module(script)
     changes = {"env": ENVS[script][0], "total_timesteps": 600, "steps_per_iteration": 100, "learning_starts": 10_000}
-    message = "total_timesteps = 600 is less than learning_starts = 10000 plus one iteration of 100 env steps"
+    message = "total_timesteps = 600 is less than the 10100 env steps of one iteration"
     with pytest.raises(ValueError, match=message):
         module.make(dataclasses.replace(module.Config(), **changes))
 

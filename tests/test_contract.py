@@ -65,7 +65,7 @@ BREACHES = {
     "info that is no dict": ({"tell": lambda s: s.position}, r"^info must be a dict, not float32\[\]$"),
     "a metric's name": (
         {"tell": lambda s: {"num_episodes": s.time}},
-        r"^info has a scalar num_episodes, which is a met",
+        r"^info has a scalar num_episodes, the name of another array",
     ),
     "other shape of obs": (
         {"see_start": lambda x: x},

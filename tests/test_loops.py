@@ -51,3 +51,8 @@ def test_short_loops_of_an_iteration_are_unrolled_on_a_gpu(script, monkeypatch):
         num_loops.append(jax.jit(algorithm.step).lower(state, 0).as_text().count("stablehlo.while"))
     assert gpu_unroll() == UNROLL > 1
     assert num_loops[1] < num_loops[0], "a loop of at most UNROLL rounds is none when it is unrolled"
+
+
+def test_an_output_that_is_no_number_is_named():
+    with pytest.raises(ValueError, match=r"per_agent must be a number \[\], not \[3\]"):
+        scan_mean(lambda carry, x: (carry, {"loss": x, "per_agent": jnp.ones(3)}), 0.0, jnp.ones(4))

@@ -91,7 +91,7 @@ def shaken(params):
 
 def test_simba_is_the_embedding_the_blocks_and_the_norm(cook):
     module = cook(SIMBA, "ppo")
-    torso = module.Torso(config=module.Config(hidden_sizes=(6, 6)), obs_shape=(3,))
+    torso = module.Torso((3,), hidden_sizes=(6, 6), activation="tanh", layer_norm=False)
     obs = jax.random.normal(jax.random.key(0), (7, 3))
     params = shaken(torso.init(jax.random.key(1), obs))
     layers = to_float64(params["params"])

@@ -53,7 +53,7 @@ def test_bad_settings(script, changes, words, folder):
     ("words", "message"),
     [
         (["--learning-rate", "nan"], "learning_rate must be finite as a float32 (at most 3.4e38), not nan"),
-        (["--sweep", "reward-scale=1,2", "--normalize-reward"], "reward_scale must be 1 if normalize_reward, which"),
+        (["--sweep", "reward-scale=1,2", "--normalize-reward"], "divides by reward_scale, needs it to be 1"),
         (["--sweep", "gamma=0.9,1.5"], "--sweep gamma must be between 0 and 1, not 1.5"),
         (["--sweep", "gamma=0.9,0.95", "--gamma", "0.5"], "--gamma is also swept"),
         (["--sweep", "learning-rate=0.1,0.2", "--learning_rate=0.5"], "--learning-rate is also swept"),
@@ -104,11 +104,11 @@ def test_input_that_is_refused_in_one_line(words, message, folder):
         (["--tau", "2"], "tau must be above 0 and at most 1, not 2.0"),
         (
             ["--sweep", "epsilon-end=0.1,0.3", "--epsilon-start", "0.2"],
-            "epsilon_start = 0.2 must be at least epsilon_end",
+            "epsilon_start must be at least epsilon_end, not epsilon_start = 0.2",
         ),
         (
             ["--sweep", "epsilon-end=0.1,0.5", "--sweep", "epsilon-start=0.3,0.9"],
-            "epsilon_start = 0.3 must be at least epsilon_end = 0.5",
+            "epsilon_start must be at least epsilon_end, not epsilon_start = 0.3",
         ),
     ],
 )

@@ -247,9 +247,8 @@ def test_an_iteration_equals_numpy(case):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_minibatches": 5}, r"num_minibatches = 5 must divide num_envs \* num_steps = 48"),
+        ({"num_minibatches": 5}, r"= 48 must be a multiple of num_minibatches = 5$"),
         ({"env": "CartPole-v1"}, "discrete actions"),
-        ({"num_bins": 1}, "num_bins must be at least 2, not 1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes, message):

@@ -402,7 +402,7 @@ def soft(i):
     """Of a temperature: the probability of action 1 in each room, and the value, [num_seeds, 5] each."""
     algorithm, state, _ = trained(sac_discrete, SOFT, tuple((("alpha", alpha),) for alpha in ALPHAS))
     state, obs = jax.tree.map(lambda x: x[i], state), jnp.eye(len(ROOMS))
-    torso = partial(sac_discrete.Torso, config=SOFT)
+    torso = partial(sac_discrete.Torso, SOFT.hidden_sizes, SOFT.activation, SOFT.layer_norm)
     actor = sac_discrete.Actor(2, torso)
     probs = jax.vmap(lambda state: actor.apply(state.params.actor, obs).probs[:, 1])(state)
     return np.asarray(probs), np.asarray(jax.vmap(algorithm.value, in_axes=(0, None))(state, obs))

@@ -34,7 +34,15 @@ from flax import struct
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
 from common import normalization
 from common.buffer import Buffer, add, draw_rows, init_buffer, read_windows
-from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_replay, validate
+from common.config import (
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    require,
+    require_multiple,
+    validate,
+)
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import scan_mean
@@ -87,12 +95,12 @@ class Config:
 
     @property
     def cycle_steps(self) -> int:
-        """Env steps per cycle of collecting and learning."""
+        """Env steps per cycle, the larger of num_envs and train_interval."""
         return max(self.num_envs, self.train_interval)
 
     @property
     def cycle_updates(self) -> int:
-        """Gradient steps per cycle."""
+        """Gradient steps per cycle of max(num_envs, train_interval) env steps."""
         return self.gradient_steps * self.cycle_steps // self.train_interval
 
     @property
@@ -111,12 +119,14 @@ class Config:
 class Torso(nn.Module):
     """Features of any observation; of images, MinAtar's convolution (Young & Tian 2019)."""
 
-    config: Config
     obs_shape: tuple[int, ...]
+    hidden_sizes: tuple[int, ...]
+    activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        activation = getattr(nn, self.config.activation)
+        activation = getattr(nn, self.activation)
         leading = obs.shape[: obs.ndim - len(self.obs_shape)]
         x = to_float(obs, self.obs_shape)  # [*leading, *obs_shape]
 
@@ -124,9 +134,9 @@ class Torso(nn.Module):
             x = nn.relu(nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(patches(x, size=3)))
 
         x = x.reshape(*leading, -1)
-        for size in self.config.hidden_sizes:
+        for size in self.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
-            x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
+            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
         return x  # [*leading, hidden_sizes[-1]]
 
 
@@ -192,8 +202,8 @@ def project(probs: jax.Array, values: jax.Array, bins: jax.Array) -> jax.Array:
     """Probabilities [num_values] of any values, as those of evenly spaced bins [num_bins].
 
     The two bins around a value share its probability by distance (equation 7); values outside count
-    as the ends. Each value is compared with all bins, so one that is on a bin needs no case, and as a
-    place among them: differences of bins that are narrow and far from 0 are rounded.
+    as the ends. Each value is compared with all bins, so one that is on a bin needs no case; by its
+    place among them, as differences of bins that are narrow and far from 0 are rounded.
     """
     low, high = bins[0], bins[-1]
     place = (jnp.clip(values, low, high) - low) / (high - low) * (bins.size - 1)  # [num_values]
@@ -214,12 +224,22 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
-    check_replay(config)
+    require_multiple(config, "cycle_steps", "num_envs", "train_interval")
+    require_multiple(config, "steps_per_iteration", "num_envs", "train_interval")
+    require_multiple(config, "learning_starts", "num_envs")
+    fits = config.batch_size <= config.learning_starts <= config.buffer_size
+    require(config, fits, "learning_starts must be at least batch_size and at most buffer_size")
+    require_multiple(config, "target_interval", "num_envs", "train_interval")
+    falls = config.epsilon_start >= config.epsilon_end
+    require(config, falls, "epsilon_start must be at least epsilon_end")
+    require(config, config.value_min < config.value_max, "value_min must be below value_max")
+    require(config, config.num_bins >= 2, "num_bins must be at least 2")
     env = make_env(config.env)
     check_discrete(config.env, env)
     num_actions = env.action_space.n
     bins = jnp.linspace(config.value_min, config.value_max, config.num_bins)
-    network = QNetwork(num_actions, bins, partial(Torso, config, actor_obs(env.obs_shape)))
+    torso = partial(Torso, activation=config.activation, layer_norm=config.layer_norm)
+    network = QNetwork(num_actions, bins, partial(torso, env.actor_shape, config.hidden_sizes))
     windows = {"n_step": config.n_step, "num_envs": config.num_envs, "gamma": config.gamma}
     num_cycles = config.steps_per_iteration // config.cycle_steps
     num_steps = config.cycle_steps // config.num_envs  # of each environment per cycle
@@ -258,7 +278,7 @@ def make(config: Config) -> Algorithm:
         return env_step(state, (choose_legal(number, state.obs), env_keys))
 
     def step(state, iteration):
-        shape = num_cycles, num_steps, config.num_envs  # drawn at once: on a GPU a draw is a kernel
+        shape = num_cycles, num_steps, config.num_envs  # drawn at once: each draw is a GPU kernel
         first_step = config.env_steps(iteration)
         env_steps = first_step + config.num_envs * jnp.arange(num_cycles * num_steps)
         epsilons = epsilon_at(env_steps).reshape(num_cycles, num_steps, 1)
@@ -347,7 +367,7 @@ def make(config: Config) -> Algorithm:
         return state.replace(target_params=target_params)
 
     def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs)  # as it is without statistics
+        return normalization.normalize(state.obs_statistics, obs)  # without statistics: obs
 
     def act(state, obs, key=None):
         action = network.apply(state.params, preprocess(state, obs))[0].argmax(axis=-1)

@@ -13,7 +13,7 @@ Run: python variants/ppo_rnn.py --env MemoryChain-bsuite --num-seeds 16 (--help 
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -28,7 +28,7 @@ from flax import struct
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
 from common import normalization
-from common.config import Fraction, NonNegative, Positive, check_rollout, validate
+from common.config import Fraction, NonNegative, Positive, require, require_multiple, validate
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.gradients import clip_inward
 from common.initializers import orthogonal
@@ -71,7 +71,7 @@ class Config:
 
     @property
     def steps_per_iteration(self) -> int:
-        """Env steps per iteration."""
+        """Env steps per iteration, num_envs * num_steps."""
         return self.num_envs * self.num_steps
 
     @property
@@ -90,12 +90,14 @@ class Config:
 class Torso(nn.Module):
     """Features of any observation; of images, MinAtar's convolution (Young & Tian 2019)."""
 
-    config: Config
     obs_shape: tuple[int, ...]
+    hidden_sizes: tuple[int, ...]
+    activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        activation = getattr(nn, self.config.activation)
+        activation = getattr(nn, self.activation)
         leading = obs.shape[: obs.ndim - len(self.obs_shape)]
         x = to_float(obs, self.obs_shape)  # [*leading, *obs_shape]
 
@@ -103,9 +105,9 @@ class Torso(nn.Module):
             x = nn.relu(nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(patches(x, size=3)))
 
         x = x.reshape(*leading, -1)
-        for size in self.config.hidden_sizes:
+        for size in self.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
-            x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
+            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
         return x  # [*leading, hidden_sizes[-1]]
 
 
@@ -168,7 +170,7 @@ class Actor(nn.Module):
 
     num_outputs: int  # number of actions, or action_dim
     is_discrete: bool
-    cell: str  # of CELLS
+    memory: Callable  # () -> Memory
     torso: Callable  # () -> Torso
 
     @nn.compact
@@ -178,7 +180,7 @@ class Actor(nn.Module):
         memory: jax.Array,
         done: jax.Array | None = None,
     ) -> tuple[distrax.Distribution, jax.Array]:
-        x, memory = Memory(self.cell)(self.torso()(actor_obs(obs)), memory, done)
+        x, memory = self.memory()(self.torso()(actor_obs(obs)), memory, done)
         x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(x)  # [*leading, num_outputs]
         if self.is_discrete:
             return distrax.Categorical(logits=forbid_illegal(x, obs)), memory
@@ -191,7 +193,7 @@ class Actor(nn.Module):
 class Critic(nn.Module):
     """The value of an observation and the memory before it."""
 
-    cell: str  # of CELLS
+    memory: Callable  # () -> Memory
     torso: Callable  # () -> Torso
 
     @nn.compact
@@ -201,7 +203,7 @@ class Critic(nn.Module):
         memory: jax.Array,
         done: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        x, memory = Memory(self.cell)(self.torso()(critic_obs(obs)), memory, done)
+        x, memory = self.memory()(self.torso()(critic_obs(obs)), memory, done)
         return nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1), memory  # [*leading]
 
 
@@ -234,7 +236,7 @@ class Batch:
     memory: jax.Array  # [1, num_envs, 2, width], before the first step; 1 in place of num_steps
 
 
-class Params(NamedTuple):  # not a dataclass, which jit may confuse (docs/traps.md, 14)
+class Params(NamedTuple):  # dataclasses may collide in jit's cache (docs/traps.md, 14)
     """The trained parameters."""
 
     actor: Any  # of Actor
@@ -299,16 +301,22 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
-    check_rollout(config, least=2, is_whole=True)  # a single advantage, normalised, is 0
+    require_multiple(config, "num_envs", "num_minibatches")
+    # A single advantage, normalised, is 0.
+    require_multiple(config, "steps_per_iteration", "num_minibatches", least=2)
+    no_scale = not config.normalize_reward or config.reward_scale == 1
+    require(config, no_scale, "normalize_reward, which divides by reward_scale, needs it to be 1")
     minibatch_size = config.num_envs // config.num_minibatches  # in environments
     env = make_env(config.env)
     is_discrete = hasattr(env.action_space, "n")
     num_outputs = env.action_space.n if is_discrete else env.action_space.shape[0]
     draw_noise = jax.random.gumbel if is_discrete else jax.random.normal
-    torso = partial(Torso, config, actor_obs(env.obs_shape))
-    actor = Actor(num_outputs, is_discrete, config.cell, torso)
-    value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
-    critic = Critic(config.cell, partial(Torso, value_config, critic_obs(env.obs_shape)))
+    memory = partial(Memory, config.cell)
+    torso = partial(Torso, activation=config.activation, layer_norm=config.layer_norm)
+    value_sizes = config.value_hidden_sizes or config.hidden_sizes
+    actor_torso = partial(torso, env.actor_shape, config.hidden_sizes)
+    actor = Actor(num_outputs, is_discrete, memory, actor_torso)
+    critic = Critic(memory, partial(torso, env.critic_shape, value_sizes))
     _, _, num_parts = CELLS[config.cell]
 
     num_updates = config.num_epochs * config.num_minibatches  # per iteration, all at one rate
@@ -345,7 +353,7 @@ def make(config: Config) -> Algorithm:
     def step(state, iteration):
         del iteration  # the optimizer counts its updates
         key, noise_key, env_key = jax.random.split(state.key, 3)
-        shape = config.num_steps, config.num_envs  # drawn at once: on a GPU a draw is a kernel
+        shape = config.num_steps, config.num_envs  # drawn at once: each draw is a GPU kernel
         noise = draw_noise(noise_key, (*shape, num_outputs), jnp.float32)
         inputs = noise, jax.random.split(env_key, shape)
         state = state.replace(key=key, env_state=clear_episodes(state.env_state))
@@ -359,7 +367,7 @@ def make(config: Config) -> Algorithm:
         obs = preprocess(state, state.obs)
         policy, memory = actor.apply(state.params.actor, obs, state.memory[:, 0])
         if is_discrete:
-            action = (policy.logits + noise).argmax(axis=-1)  # with Gumbel noise: a sample
+            action = (policy.logits + noise).argmax(axis=-1)  # Gumbel-max trick
         else:
             action = policy.mean() + policy.stddev() * noise
         outcome = env.step(env_keys, state.env_state, scale_action(action, env.action_space))
@@ -402,9 +410,16 @@ def make(config: Config) -> Algorithm:
         last_memory = jnp.where(done[-1][:, None], 0.0, after_obs[-1])
         state = state.replace(memory=state.memory.at[:, 1].set(last_memory))
         advantage, target = gae(rollout, v, next_value, config.gamma, config.gae_lambda)
-        memory = memory[None]  # rows are on the second axis, as in the sequences
-        batch = Batch(rollout.obs, rollout.action, done, log_prob, v, advantage, target, memory)
-        return state, batch
+        return state, Batch(
+            obs=rollout.obs,
+            action=rollout.action,
+            done=done,
+            log_prob=log_prob,
+            value=v,
+            advantage=advantage,
+            target=target,
+            memory=memory[None],  # rows are on the second axis, as in the sequences
+        )
 
     def update(batch, state, rows):
         minibatch = jax.tree.map(lambda x: x[:, rows], batch)
@@ -441,7 +456,7 @@ def make(config: Config) -> Algorithm:
         return policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy, metrics
 
     def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs)  # as it is without statistics
+        return normalization.normalize(state.obs_statistics, obs)  # without statistics: obs
 
     def act(state, obs, memory, key=None):
         obs = preprocess(state, obs)

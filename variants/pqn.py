@@ -31,7 +31,15 @@ from flax import struct
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
 from common import normalization
-from common.config import Fraction, NonNegative, Positive, PositiveFraction, check_rollout, validate
+from common.config import (
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    require,
+    require_multiple,
+    validate,
+)
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.initializers import orthogonal
 from common.loops import gpu_unroll, scan_mean
@@ -75,7 +83,7 @@ class Config:
 
     @property
     def steps_per_iteration(self) -> int:
-        """Env steps per iteration."""
+        """Env steps per iteration, num_envs * num_steps."""
         return self.num_envs * self.num_steps
 
     @property
@@ -94,23 +102,25 @@ class Config:
 class Torso(nn.Module):
     """Features of any observation; of images, MinAtar's convolution (Young & Tian 2019)."""
 
-    config: Config
     obs_shape: tuple[int, ...]
+    hidden_sizes: tuple[int, ...]
+    activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        activation = getattr(nn, self.config.activation)
+        activation = getattr(nn, self.activation)
         leading = obs.shape[: obs.ndim - len(self.obs_shape)]
         x = to_float(obs, self.obs_shape)  # [*leading, *obs_shape]
 
         if len(self.obs_shape) == 3 and min(self.obs_shape[:2]) >= 3:  # an image: a convolution
             x = nn.Dense(16, kernel_init=orthogonal(np.sqrt(2)))(patches(x, size=3))
-            x = nn.relu(nn.LayerNorm()(x) if self.config.layer_norm else x)
+            x = nn.relu(nn.LayerNorm()(x) if self.layer_norm else x)
 
         x = x.reshape(*leading, -1)
-        for size in self.config.hidden_sizes:
+        for size in self.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
-            x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
+            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
         return x  # [*leading, hidden_sizes[-1]]
 
 
@@ -200,13 +210,16 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
-    check_rollout(config)
+    require_multiple(config, "steps_per_iteration", "num_minibatches")
+    falls = config.epsilon_start >= config.epsilon_end
+    require(config, falls, "epsilon_start must be at least epsilon_end")
     num_rows = config.steps_per_iteration  # num_envs * num_steps
     minibatch_size = num_rows // config.num_minibatches
     env = make_env(config.env)
     check_discrete(config.env, env)
     num_actions = env.action_space.n
-    network = QNetwork(num_actions, partial(Torso, config, actor_obs(env.obs_shape)))
+    torso = partial(Torso, activation=config.activation, layer_norm=config.layer_norm)
+    network = QNetwork(num_actions, partial(torso, env.actor_shape, config.hidden_sizes))
 
     num_updates = config.num_epochs * config.num_minibatches  # per iteration, all at one rate
     schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
@@ -231,7 +244,7 @@ def make(config: Config) -> Algorithm:
 
     def step(state, iteration):
         key, explore_key, env_key = jax.random.split(state.key, 3)
-        shape = config.num_steps, config.num_envs  # drawn at once: on a GPU a draw is a kernel
+        shape = config.num_steps, config.num_envs  # drawn at once: each draw is a GPU kernel
         env_steps = config.env_steps(iteration) + config.num_envs * jnp.arange(config.num_steps)
         epsilons = epsilon_at(env_steps)[:, None]  # [num_steps, 1]
         is_random, numbers = draw_exploration(explore_key, shape, epsilons)
@@ -299,7 +312,7 @@ def make(config: Config) -> Algorithm:
         return loss, {"q_loss": loss, "q_mean": q.mean()}
 
     def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs)  # as it is without statistics
+        return normalization.normalize(state.obs_statistics, obs)  # without statistics: obs
 
     def act(state, obs, key=None):
         action = network.apply(state.params, preprocess(state, obs)).argmax(axis=-1)

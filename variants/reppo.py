@@ -14,7 +14,7 @@ Run: python variants/reppo.py --env Pendulum-v1 --num-seeds 16 (--help lists eve
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -29,7 +29,7 @@ from flax import struct
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
 from common import normalization
-from common.config import Fraction, NonNegative, Positive, TargetEntropy, check_rollout, validate
+from common.config import Fraction, NonNegative, Positive, require, require_multiple, validate
 from common.environment import clear_episodes, episode_metrics, make_env
 from common.hl_gauss import histogram_mean, hl_gauss
 from common.initializers import orthogonal
@@ -60,7 +60,7 @@ class Config:
     value_max: float = 100.0  # upper end; spare two bins, and keep the metric clipped_targets at 0
     num_bins: int = 151  # of the critic's range
     alpha: Positive = 0.01  # temperature at the start
-    target_entropy: TargetEntropy = -0.5  # target per action dimension
+    target_entropy: float = -0.5  # target per action dimension
     eta: Positive = 0.01  # weight of the KL at the start, and at least
     kl_bound: Positive = 0.1  # rows whose KL from the old policy is larger only reduce that KL
     normalize_obs: bool = True  # normalise by running mean and variance
@@ -72,7 +72,7 @@ class Config:
 
     @property
     def steps_per_iteration(self) -> int:
-        """Env steps per iteration."""
+        """Env steps per iteration, num_envs * num_steps."""
         return self.num_envs * self.num_steps
 
     @property
@@ -91,14 +91,16 @@ class Config:
 class Torso(nn.Module):
     """Features of a vector."""
 
-    config: Config
+    hidden_sizes: tuple[int, ...]
+    activation: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        activation = getattr(nn, self.config.activation)
-        for size in self.config.hidden_sizes:
+        activation = getattr(nn, self.activation)
+        for size in self.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
-            x = activation(nn.LayerNorm()(x) if self.config.layer_norm else x)
+            x = activation(nn.LayerNorm()(x) if self.layer_norm else x)
         return x  # [..., hidden_sizes[-1]]
 
 
@@ -156,7 +158,7 @@ class Batch:
     std: jax.Array  # of the policy before the updates
 
 
-class Params(NamedTuple):  # not a dataclass, which jit may confuse (docs/traps.md, 14)
+class Params(NamedTuple):  # dataclasses may collide in jit's cache (docs/traps.md, 14)
     """The trained parameters."""
 
     actor: Any  # of Actor
@@ -225,7 +227,11 @@ def make(config: Config) -> Algorithm:
         ValueError: an invalid field, an unknown environment or an unsupported space.
     """
     config = validate(config)
-    check_rollout(config)
+    require_multiple(config, "steps_per_iteration", "num_minibatches")
+    require(config, config.value_min < config.value_max, "value_min must be below value_max")
+    require(config, config.num_bins >= 2, "num_bins must be at least 2")
+    reachable = config.target_entropy < np.log(2)
+    require(config, reachable, "target_entropy must be below log 2 = 0.693, the most in [-1, 1]")
     num_rows = config.steps_per_iteration  # num_envs * num_steps
     minibatch_size = num_rows // config.num_minibatches
     env = make_env(config.env)
@@ -233,10 +239,11 @@ def make(config: Config) -> Algorithm:
     action_dim = env.action_space.shape[0]
     value_range = {"low": config.value_min, "high": config.value_max}
     to_histogram = partial(hl_gauss, **value_range, num_bins=config.num_bins)
-    value_config = replace(config, hidden_sizes=config.value_hidden_sizes or config.hidden_sizes)
-    actor = Actor(action_dim, partial(Torso, config))
+    torso = partial(Torso, activation=config.activation, layer_norm=config.layer_norm)
+    value_sizes = config.value_hidden_sizes or config.hidden_sizes
+    actor = Actor(action_dim, partial(torso, config.hidden_sizes))
     start = lambda *_: 40.0 * to_histogram(jnp.float32(0))  # noqa: E731  # 40: nearly all at 0
-    critic = Critic(config.num_bins, start, partial(Torso, value_config))
+    critic = Critic(config.num_bins, start, partial(torso, value_sizes))
 
     num_updates = config.num_epochs * config.num_minibatches  # per iteration, all at one rate
     schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
@@ -268,7 +275,7 @@ def make(config: Config) -> Algorithm:
     def step(state, iteration):
         del iteration  # the optimizer counts its updates
         key, noise_key, env_key = jax.random.split(state.key, 3)
-        shape = config.num_steps, config.num_envs  # drawn at once: on a GPU a draw is a kernel
+        shape = config.num_steps, config.num_envs  # drawn at once: each draw is a GPU kernel
         noise = jax.random.normal(noise_key, (*shape, action_dim), jnp.float32)
         inputs = noise, jax.random.split(env_key, shape)
         state = state.replace(key=key, env_state=clear_episodes(state.env_state))
@@ -373,7 +380,7 @@ def make(config: Config) -> Algorithm:
         return squash(mean + std * noise, log_prob)
 
     def preprocess(state, obs):
-        return normalization.normalize(state.obs_statistics, obs)  # as it is without statistics
+        return normalization.normalize(state.obs_statistics, obs)  # without statistics: obs
 
     def act(state, obs, key=None):
         policy = actor.apply(state.params.actor, preprocess(state, obs))

@@ -55,7 +55,8 @@ class Suite(Protocol):
         [height, width, channels].
 
         obs may be a dict: `actor`, what the policy sees; `critic`, what value functions see where that is more, as in
-        simulation; `legal` [n] bool, the legal ones of discrete actions where some are not.
+        simulation; `legal` [n] bool, the legal ones of discrete actions where some are not. `actor` and `critic` may
+        be dicts of arrays, such as an image and a vector, for networks that are edited to take them.
         """
 
     @abstractmethod
@@ -64,9 +65,9 @@ class Suite(Protocol):
     ) -> tuple[jax.Array, Any, jax.Array, jax.Array, dict[str, jax.Array]]:
         """Take one step, without a reset: obs, state, reward [], terminated [] bool, info.
 
-        `action` is in the units of `action_space`. `terminated` never includes the time limit. Scalars in `info`
-        become metrics, the mean over episodes of their last finite ones, but for `truncated` [] bool: the suite cuts
-        the episode by a rule of its own.
+        `action` is in the units of `action_space`. `terminated` never includes the time limit. `info` is a dict of any
+        arrays, for the script to read. Its scalars become metrics, the mean over episodes of their last finite ones,
+        but for `truncated` [] bool: the suite cuts the episode by a rule of its own.
         """
 
     def renderer(self) -> tuple[str, Callable[[Iterable[Any], np.ndarray, str], None]]:
@@ -176,7 +177,6 @@ def make_suite(name: str) -> tuple[Suite, dict[str, int]]:
         if isinstance(error, ValueError) or not text:
             raise
         raise ValueError(f"{name} cannot be made with these options: {error!r}".splitlines()[0]) from error
-    _check_actions(name, made.action_space)
     return made, limits
 
 
@@ -213,18 +213,6 @@ def write_gif(frames: Iterable[Any], path: str, milliseconds: int = 100) -> None
 
     images = map(convert, frames)
     next(images).save(path, save_all=True, append_images=images, duration=milliseconds)
-
-
-def _check_actions(name: str, space: Any) -> None:
-    """Raise ValueError unless the scripts take this action space."""
-    from gymnax.environments import spaces  # imported here: it starts JAX's backend, which must happen after connecting
-
-    if isinstance(space, spaces.Discrete):
-        return
-    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
-        raise ValueError(f"{name} has the action space {space}; the scripts take Discrete(n) or a Box of shape (n,)")
-    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-        raise ValueError(f"{name} has the unbounded action space {space}; give its Box finite bounds")
 
 
 def _read_options(path: str, text: str, defaults: dict[str, Any]) -> dict[str, Any]:

@@ -4,14 +4,16 @@ import argparse
 import signal
 import sys
 
+import jax
+
 import common  # noqa: F401  # before gymnax
 from common.environment import make_env
-from common.spaces import actor_obs, scripts_for
+from common.spaces import actor_obs
 from common.suites import import_suite, suites
 
 
 def describe(name: str) -> str:
-    """One line: actions, observations, time limit, and the scripts that take the environment.
+    """One line: actions, observations and time limit.
 
     Raises:
         ValueError: it cannot be made.
@@ -19,13 +21,12 @@ def describe(name: str) -> str:
     env = make_env(name)
     is_discrete = hasattr(env.action_space, "n")
     actions = f"{env.action_space.n} actions" if is_discrete else f"{env.action_space.shape[0]} continuous"
-    parts = env.obs_shape if isinstance(env.obs_shape, dict) else {"": env.obs_shape}
-    shapes = {part: "x".join(map(str, shape)) or "scalar" for part, shape in parts.items()}
-    obs = ", ".join(f"{part} {shape}".strip() for part, shape in shapes.items())
-    dtype = actor_obs(env.obs_dtype)
+    shapes = jax.tree.leaves_with_path(env.obs_shape, is_leaf=lambda x: isinstance(x, tuple))
+    parts = [(jax.tree_util.keystr(path, simple=True, separator="."), shape) for path, shape in shapes]
+    obs = ", ".join(f"{part} {'x'.join(map(str, shape)) or 'scalar'}".strip() for part, shape in parts)
+    dtype = jax.tree.leaves(actor_obs(env.obs_dtype))[0]
     limit = f"{env.max_episode_steps:,} steps" if env.max_episode_steps else "no limit"
-    scripts = " ".join(script.removesuffix(".py") for script in scripts_for(env))
-    return f"{actions:15} {f'{obs} {dtype}':20} {limit:14} {scripts}"
+    return f"{actions:15} {f'{obs} {dtype}':20} {limit}"
 
 
 def list_suite(suite: str, is_described: bool) -> None:

@@ -4,13 +4,13 @@ import copy
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
 
-from common.buffer import cut_newest
+from common.buffer import Buffer, cut_newest
 from common.environment import make_env
 from runner.devices.evaluation import episode_limit, evaluate, greedy_policy, sampled_policy
 from runner.devices.lanes import compile_init, compile_quickly, compile_segment, is_finite, make_placement, to_host
@@ -18,12 +18,10 @@ from runner.devices.memory import format_bytes, program_bytes, share_of_memory
 from runner.experiment import Experiment, Part
 
 MAX_SEGMENT = 256  # iterations in one segment
-# Arrays of metrics.npz and wandb's records that are no metrics of `step`, and two arguments of np.savez.
-RESERVED = ("env_steps", "seed", "num_iterations", "is_healthy", "file", "allow_pickle")
 
 
 def check_scalars(env_name: str, algorithm: Any) -> None:
-    """Raise ValueError if a scalar of the environment has the name of another metric or array: one would be lost."""
+    """Raise ValueError if a scalar of the environment has the name of a metric of the script: one would be lost."""
     env = make_env(env_name)
     if not (scalars := env.scalars):
         return
@@ -34,7 +32,7 @@ def check_scalars(env_name: str, algorithm: Any) -> None:
     finally:
         env.scalars = scalars
     for name in scalars:
-        if name in (*metrics, *RESERVED) or name.startswith(("eval_", "sweep_")):
+        if name in metrics:
             raise ValueError(f"the scalar {name} in the info of {env_name} has the name of another metric: rename it")
 
 
@@ -73,9 +71,16 @@ class Programs:
         return self.threads.submit(compile_init, self.experiment.make_lane, self.placement, self.settings)
 
     def refill(self, part: Part) -> Any:
-        """A replay buffer of random transitions, from which no n-step window leads to later ones."""
-        buffer = self.init.result()(*self.inputs(part)).buffer
-        cut = self.placement.each(partial(cut_newest, n=self.experiment.config.num_envs))
+        """`state.buffer` of random transitions, from which no n-step window leads to later ones."""
+        buffer, num_envs = self.init.result()(*self.inputs(part)).buffer, self.experiment.config.num_envs
+
+        def is_buffer(x):
+            return isinstance(x, Buffer)
+
+        def cut_each(tree):
+            return jax.tree.map(lambda x: cut_newest(x, num_envs) if is_buffer(x) else x, tree, is_leaf=is_buffer)
+
+        cut = self.placement.each(cut_each)
         shardings = jax.tree.map(lambda x: x.sharding, self.state.buffer)
         return jax.jit(cut, donate_argnums=0, out_shardings=shardings)(buffer)
 
