@@ -17,9 +17,14 @@ from runner.cli.options import FIXED, Options, check_options, parse_integer
 SWITCHES = {"true": True, "1": True, "false": False, "0": False}  # in any case
 
 
+def printable(text: str) -> str:
+    """A text from elsewhere, in which line ends and the sequences that steer a terminal are written as escapes."""
+    return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
+
+
 def fail(message: str, status: int = 2) -> NoReturn:
     """Print an error in one line and exit."""
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {printable(message)}", file=sys.stderr)
     raise SystemExit(status)
 
 

@@ -5,6 +5,7 @@ import fcntl
 import itertools
 import os
 import platform
+import stat
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import IO
 import jax
 
 from runner.cli.options import Options, resume_flag
+from runner.cli.parse import printable
 from runner.files.store import CHECKPOINT, LOCK, RECORD
 
 
@@ -24,7 +26,8 @@ def claimed_folder(algorithm: str, env: str, options: Options) -> Iterator[Path]
     system without locks has none.
 
     Raises:
-        ValueError: another process trains the run, it is not to be resumed, or the folder cannot be written.
+        ValueError: another process trains the run, it is not to be resumed, or the folder cannot be written or links
+            to another one.
     """
     parent = Path(options.out) / algorithm / env
     directory = Path(options.resume) if options.resume else parent / options.name
@@ -32,6 +35,7 @@ def claimed_folder(algorithm: str, env: str, options: Options) -> Iterator[Path]
         if not (options.resume or options.name):
             directory = _new_folder(parent)
         directory.mkdir(parents=True, exist_ok=True)
+        _check_links(directory)
         lock = _lock(directory)
     except OSError as error:
         hint = "" if options.resume else "; choose another --out"
@@ -81,16 +85,31 @@ def _new_folder(parent: Path) -> Path:
             return directory
 
 
+def _check_links(directory: Path) -> None:
+    """Raise ValueError if a folder in the one of a run is a link that leads out of it, or the lock is a link.
+
+    A run writes only to its own folder, whoever made it. Its other files are replaced, never written through.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        status = (directory / LOCK).lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            raise ValueError(f"{directory / LOCK} is a link or no file; remove it")
+    for folder, names, _ in os.walk(directory):
+        for path in (Path(folder, name) for name in names):
+            if path.is_symlink() and not path.resolve().is_relative_to(directory.resolve()):
+                raise ValueError(f"{path} is a link that leads out of the run; replace it by a folder")
+
+
 def _lock(directory: Path) -> IO[str]:
     """Lock a folder; the lock ends when the file is closed. Raises ValueError if another process holds it."""
     path = directory / LOCK
     while True:
-        file = path.open("a+")
+        file = path.open("a+", errors="replace")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            who = file.read() or "another process"
+            who = printable(file.read(200)) or "another process"
             raise ValueError(f"{directory} is being trained by {who}") from None
         except OSError:
             pass  # this file system has no locks

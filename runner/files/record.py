@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.metadata
-import json
 import platform
 import shlex
 import subprocess
@@ -17,11 +16,12 @@ import jax
 from common.config import check_value
 from common.suites import canonical_name
 from runner.cli.options import PROCESS, Options, check_options
-from runner.cli.sweep import make_settings, read_axes
+from runner.cli.sweep import count_settings, make_settings, read_axes
 from runner.experiment import Experiment, Part, Rung
-from runner.files.store import RECORD, write_json
+from runner.files.store import RECORD, read_json, write_json
 
 VERSION = 2  # 1: records without a version
+MAX_LANES = 2**22  # of a record, so that a sweep in it does not fill the memory
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "safetensors", "numpy")
 # The fields that are read again, with their types.
 FIELDS = {"script": str, "config": dict, "options": dict, "parts": list, "wandb_id": str}
@@ -97,15 +97,17 @@ def _git_commit(folder: Path) -> str | None:
 def read_record(directory: Path) -> Record:
     """Read config.json. Raises ValueError if it is missing or damaged."""
     path = directory / RECORD
+    if not directory.resolve().name.isprintable():  # it is shown, as the name of a method in a comparison
+        raise ValueError(f"{directory} has a name that cannot be printed; rename the folder")
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
         for name, kind in FIELDS.items():
             if not isinstance(content, dict) or not isinstance(content.get(name), kind):
                 raise ValueError(f"it needs a field {name!r} of type {kind.__name__}")
         parts, rungs = _read_parts(content["parts"]), _read_rungs(content.get("rungs", []))
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"no run in {directory}: it has no {RECORD}") from None
-    except (OSError, ValueError, RecursionError) as error:  # JSON that is nested too deep is a RecursionError
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     config = {name: x for name, x in content["config"].items() if name not in RECIPES or x != RECIPES[name]}
     if isinstance(config.get("env"), str):  # earlier versions recorded it as it was given
@@ -193,6 +195,8 @@ def read_experiment(record: Record, script: Any) -> Experiment:
     """The experiment of a record; `script`: the module that trained it. Raises ValueError if they do not fit."""
     config, options = read_config(record, script.Config), read_options(record)
     axes = read_axes(options.sweep, options.sweep_samples, config)
+    if (num_lanes := count_settings(axes, options.sweep_samples) * options.num_seeds) > MAX_LANES:
+        raise ValueError(f"{record.path} has {num_lanes:,} lanes (seeds x settings); at most {MAX_LANES:,} can be read")
     settings = make_settings(axes, options.sweep_samples, options.seed)
     experiment = Experiment(record.script, script.make, config, options, settings)
     check_rungs(record, experiment)

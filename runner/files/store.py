@@ -5,29 +5,37 @@ import csv
 import json
 import math
 import os
+import stat
 import sys
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from runner.cli.parse import printable
 from runner.experiment import EVAL_METRICS, EVAL_STEPS, Part, until
 
 RECORD, CHECKPOINT, METRICS, EVALUATION = "config.json", "checkpoint.safetensors", "metrics.npz", "evaluation.npz"
 LOCK = "training.lock"  # while the run is trained
 SUMMARY, CURVE_TABLE = "summary.json", "curve.csv"
 CURVE_PLOT, METRICS_PLOT, SWEEP_PLOT = "curve.png", "metrics.png", "sweep.png"
+MAX_JSON = 2**28  # bytes of a .json file
+MAX_SPARSE = 2**28  # bytes of an .npz file that may be holes, which take no disk and read as zeros
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write to; it becomes `path` when the block ends. After a kill `path` is the old file or the new one.
 
-    A leftover temporary file is overwritten by the next write.
+    All that a run, a report or a drawing writes is written here. The temporary file is a new one: a leftover of its
+    name is removed, and a link of that name, in a folder of somebody else, is not followed. Neither is `path`.
     """
-    temporary = path.with_name(f".{path.name}.new")
+    temporary = path.with_name(f".new-{path.name}")  # with the ending, by which libraries choose the format
     try:
+        temporary.unlink(missing_ok=True)
+        temporary.touch(exist_ok=False)
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
@@ -50,6 +58,36 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write JSON; NaN, which JSON does not have, becomes null."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(_without_nan(content), indent=2) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON. Its texts are `printable`.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it is damaged or too large.
+    """
+    check_file(path)
+    if path.stat().st_size > MAX_JSON:
+        raise ValueError(f"it has more than {MAX_JSON:,} bytes")
+    try:
+        return _clean(json.loads(path.read_text()))
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
+def check_file(path: Path) -> None:
+    """Raise ValueError unless a path is a file, as a pipe or a device may never end. OSError: there is nothing."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it is no file")
+
+
+def _clean(x: Any) -> Any:
+    if isinstance(x, dict):
+        return {printable(key): _clean(value) for key, value in x.items()}
+    if isinstance(x, list):
+        return [_clean(value) for value in x]
+    return printable(x) if isinstance(x, str) else x
 
 
 def _without_nan(x: Any) -> Any:
@@ -89,20 +127,58 @@ def write_metrics(
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write an .npz file."""
+    """Write an .npz file; bfloat16, which the format does not have, becomes float32."""
+    known = {name: x.astype(np.float32) if x.dtype.kind == "V" else x for name, x in arrays.items()}
     with replacing(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, **known)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Read an .npz file. Raises ValueError if it is missing or damaged."""
+    """Read an .npz file of numbers, as `write_arrays` writes it. Raises ValueError if it is missing or damaged."""
+    with _opened_arrays(path) as file:
+        return dict(file)
+
+
+def check_metrics(directory: Path, names: Iterable[str]) -> None:
+    """Raise ValueError unless every metrics.npz of a run has metrics of these names."""
+    for path in sorted(directory.rglob(METRICS)):
+        with _opened_arrays(path) as file:
+            missing = sorted(set(names) - set(file.files))
+        if missing:
+            raise ValueError(
+                f"{path} has no {' and no '.join(missing)}, which this version of the script measures: a run goes on "
+                "with the metrics that it began with; train anew, or take them out"
+            )
+
+
+@contextlib.contextmanager
+def _opened_arrays(path: Path) -> Iterator[Any]:
+    """The arrays of an .npz file, by their names, none of which is read yet."""
     try:
+        check_file(path)
+        status = path.stat()
+        if status.st_size > MAX_SPARSE and 512 * status.st_blocks < status.st_size // 100:
+            raise ValueError("it is sparse: what it lacks on the disk would be memory")
         with np.load(path) as file:
-            return dict(file)
+            for member in file.zip.infolist():
+                _check_header(file.zip, member)
+            yield file
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist: the run has saved nothing yet") from None
     except Exception as error:  # numpy and zipfile raise a wide variety
         raise ValueError(f"{path} is damaged: it is not a complete .npz file") from error
+
+
+def _check_header(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    """Raise ValueError unless a member is an array of numbers as long as it says, under a name that can be printed."""
+    with file.open(member) as array:
+        version = np.lib.format.read_magic(array)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(array)
+        size = array.tell() + math.prod(shape) * dtype.itemsize
+    is_whole = (member.compress_type, member.file_size) == (zipfile.ZIP_STORED, size)
+    if not (is_whole and dtype.kind in "biuf" and member.filename.isprintable()):
+        raise ValueError(f"{member.filename} is no array of numbers")
 
 
 def read_metrics(
