@@ -32,6 +32,7 @@ from runner.devices.memory import check_memory
 from runner.devices.programs import check_scalars
 from runner.devices.stop import StopSignal
 from runner.experiment import Experiment, Part, Result, Rung
+from runner.files.checkpoint import named_leaves
 from runner.files.claim import claimed_folder, describe_saved, describe_shortage
 from runner.files.load import load
 from runner.files.record import PACKAGES, Record, check_rungs, read_config, read_options, read_record
@@ -113,6 +114,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
         for number in axis.numbers:
             make(dataclasses.replace(config, **swept | {name: number}))
     abstract_state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
+    named_leaves(abstract_state)  # refuses a State that a checkpoint cannot hold
     check_memory(config, options, num_lanes, abstract_state)
     check_scalars(config.env, algorithm)
     if not record:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -18,10 +19,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from common.random import is_key
-from runner.files.store import replacing
-from runner.files.tensors import pieces, place, read, write
+from runner.cli.parse import printable
+from runner.files.store import check_file, replacing
+from runner.files.tensors import NAMES, pieces, place, read, write
 
 POLICY = ("params", "obs_statistics")  # the fields of a State that `act` and `value` read
+KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}  # types of keys, and their generators
+MAX_UNREAD = 2**26  # numbers in a lane of a checkpoint that are not those of this State
 
 
 def save(path: Path, iteration: int, state: Any, num_lanes: int | None = None) -> None:
@@ -33,8 +37,9 @@ def save(path: Path, iteration: int, state: Any, num_lanes: int | None = None) -
 
     Raises:
         OSError: the file cannot be written.
+        ValueError: as of `named_leaves`.
     """
-    leaves = _named_leaves(state)
+    leaves = named_leaves(state)
     data = {name: jax.random.key_data(x) if is_key(x) else x for name, x in leaves.items()}
     arrays = {name: pieces(x, len(x) if num_lanes is None else num_lanes) for name, x in data.items()}
     content = {"iteration": iteration, "keys": _key_types(leaves), "checksums": _checksums(arrays)}
@@ -70,14 +75,13 @@ def restore(path: Path, abstract_state: Any, placed_state: Any = None) -> Any:
     with _opened(path) as (file, content):
         if hasattr(abstract_state, "buffer") and "buffer" not in content["checksums"]:
             abstract_state = abstract_state.replace(buffer=None)
-        rows = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, it is no dict
-        shapes = {name: jax.ShapeDtypeStruct(x.get_shape(), x[:0].dtype) for name, x in rows.items()}
-        if not _fits(abstract_state, shapes, content):
+        rows = _slices(file)
+        if not _fits(abstract_state, rows, content):
             raise ValueError("it does not hold the arrays of this State")
         _check({name: read(x) for name, x in rows.items()}, content, slice(None))
         if placed_state is None:
             return _rebuild(abstract_state, {name: x[:] for name, x in rows.items()})
-        targets = _named_leaves(placed_state)
+        targets = named_leaves(placed_state)
         return _rebuild(abstract_state, {name: place(x, _data_of(targets[name])) for name, x in rows.items()})
 
 
@@ -92,11 +96,10 @@ def restore_lanes(path: Path, abstract_state: Any, lanes: np.ndarray) -> Any:
         ValueError: the checkpoint is damaged or holds something else; the message names it.
     """
     with _opened(path) as (file, content):
-        rows = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        saved = {name: np.concatenate([x[i : i + 1] for i in lanes.tolist()]) for name, x in rows.items()}
-        abstract_state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(lanes), *x.shape), x.dtype), abstract_state)
-        if not _fits(abstract_state, saved, content):
+        rows = _slices(file)
+        if not _fits(abstract_state, rows, content, int(lanes.max())):
             raise ValueError("it does not hold the arrays of this State")
+        saved = {name: np.concatenate([x[i : i + 1] for i in lanes.tolist()]) for name, x in rows.items()}
         for i, lane in enumerate(lanes.tolist()):
             _check({name: [x[i : i + 1]] for name, x in saved.items()}, content, slice(lane, lane + 1))
         return _rebuild(abstract_state, saved)
@@ -116,16 +119,19 @@ def restore_policy(path: Path, abstract_state: Any, lane: int) -> Any:
     """
     one = slice(lane, lane + 1)
     with _opened(path) as (file, content):
-        names = [name for name in file.keys() if _group(name) != "buffer"]  # noqa: SIM118
-        saved = {name: file.get_slice(name)[one] for name in names}
-        abstract_state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), abstract_state)
+        rows = {name: x for name, x in _slices(file).items() if _group(name) != "buffer"}
         other = {}
         for field in dataclasses.fields(abstract_state):
-            arrays = {name: x for name, x in saved.items() if name.partition(".")[0] == field.name}
-            if not _fits({field.name: getattr(abstract_state, field.name)}, arrays, content):
+            arrays = {name: x for name, x in rows.items() if name.partition(".")[0] == field.name}
+            if not _fits({field.name: getattr(abstract_state, field.name)}, arrays, content, lane):
                 other[field.name] = None
         if lacking := [name for name in POLICY if name in other]:
             raise ValueError(f"its {' and '.join(lacking)} are not those of this version of the script")
+        fitting = {field.name for field in dataclasses.fields(abstract_state)} - other.keys()
+        sizes = {name: math.prod(x.get_shape()[1:]) for name, x in rows.items()}
+        if sum(size for name, size in sizes.items() if name.partition(".")[0] not in fitting) > MAX_UNREAD:
+            raise ValueError("its largest arrays are not those of this State")
+        saved = {name: x[one] for name, x in rows.items()}
         _check({name: [x] for name, x in saved.items()}, content, one)
     if unread := sorted(other.keys() - {"buffer"}):
         print(f"note: {path} is of another version of the script; not read: {', '.join(unread)}", file=sys.stderr)
@@ -133,12 +139,27 @@ def restore_policy(path: Path, abstract_state: Any, lane: int) -> Any:
     return jax.tree.map(lambda x: x[0], state)
 
 
-def _fits(tree: Any, saved: dict[str, Any], content: dict[str, Any]) -> bool:
-    """Whether saved arrays, or abstract ones, are the leaves of this part of a State, in their shapes and types."""
-    leaves = _named_leaves(tree)
-    expected = {name: (x.shape, x.dtype) for name, x in jax.tree.map(_data_of, leaves).items()}
-    keys = {name: kind for name, kind in content["keys"].items() if name in saved}
-    return expected == {name: (x.shape, x.dtype) for name, x in saved.items()} and keys == _key_types(leaves)
+def _slices(file: Any) -> dict[str, Any]:
+    """The arrays of a file by their names, none of which is read yet."""
+    rows = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+    for name, x in rows.items():
+        if not x.get_shape() or x.get_dtype() not in NAMES.values():
+            raise ValueError(f"{name} is no array of lanes")
+    return rows
+
+
+def _fits(tree: Any, rows: dict[str, Any], content: dict[str, Any], lane: int | None = None) -> bool:
+    """Whether arrays of a file are the leaves of this part of a State, in their shapes and types.
+
+    Args:
+        lane: the tree is that of one lane, of which the file must have so many and one more; None: it has all lanes.
+    """
+    leaves, shapes = named_leaves(tree), {name: x.get_shape() for name, x in rows.items()}
+    expected = {name: ([*x.shape], NAMES[x.dtype.name]) for name, x in jax.tree.map(_data_of, leaves).items()}
+    saved = {name: (shapes[name][lane is not None :], x.get_dtype()) for name, x in rows.items()}
+    keys = {name: kind for name, kind in content["keys"].items() if name in rows}
+    has_lane = lane is None or all(shape[:1] > [lane] for shape in shapes.values())
+    return has_lane and expected == saved and keys == _key_types(leaves)
 
 
 def _check(saved: dict[str, Iterable[np.ndarray]], content: dict[str, Any], lanes: slice) -> None:
@@ -153,7 +174,7 @@ def _rebuild(abstract_state: Any, saved: dict[str, Any]) -> Any:
 
     def rebuild(key_path, x):
         array = saved[_name(key_path)]
-        return jax.random.wrap_key_data(array) if is_key(x) else array
+        return jax.random.wrap_key_data(array, impl=KEYS[str(x.dtype)]) if is_key(x) else array
 
     return jax.tree_util.tree_map_with_path(rebuild, abstract_state)
 
@@ -162,14 +183,30 @@ def _rebuild(abstract_state: Any, saved: dict[str, Any]) -> Any:
 def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
     """The file and what its metadata say. Errors inside of the block become a ValueError that names the file."""
     try:
+        check_file(path)
         with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            if str(zlib.crc32(metadata["content"].encode())) != metadata["checksum"]:
-                raise ValueError("its metadata do not match their checksum")
-            yield file, json.loads(metadata["content"])
+            yield file, _read_content(file.metadata() or {})
     except (SafetensorError, OSError, ValueError, LookupError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = printable((str(error).strip() or type(error).__name__).splitlines()[0])
         raise ValueError(f"the checkpoint {path} is damaged or of another run: {reason}") from error
+
+
+def _read_content(metadata: dict[str, str]) -> dict[str, Any]:
+    """What `save` has written into the metadata. Raises ValueError or LookupError if it is anything else."""
+    if str(zlib.crc32(metadata["content"].encode())) != metadata["checksum"]:
+        raise ValueError("its metadata do not match their checksum")
+    try:
+        content = json.loads(metadata["content"])
+    except RecursionError as error:
+        raise ValueError("its metadata are nested too deep") from error
+    if not isinstance(content, dict) or not isinstance(content.get("keys"), dict):
+        raise ValueError("its metadata are not those of a checkpoint")
+    checksums = content.get("checksums")
+    if not isinstance(checksums, dict) or not all(isinstance(x, list) for x in checksums.values()):
+        raise ValueError("its metadata have no checksums")
+    if type(content.get("iteration")) is not int or not 1 <= content["iteration"] < 2**63:
+        raise ValueError("its iteration is no positive integer")
+    return content
 
 
 def _checksums(arrays: dict[str, Iterable[np.ndarray]]) -> dict[str, list[int]]:
@@ -183,15 +220,30 @@ def _checksums(arrays: dict[str, Iterable[np.ndarray]]) -> dict[str, list[int]]:
 
 
 def _group(name: str) -> str:
-    return "buffer" if name.startswith("buffer.") else "state"
+    return "buffer" if name.partition(".")[0] == "buffer" else "state"
 
 
 def _name(key_path: Any) -> str:
     return jax.tree_util.keystr(key_path, simple=True, separator=".")
 
 
-def _named_leaves(tree: Any) -> dict[str, Any]:
-    return {_name(key_path): x for key_path, x in jax.tree_util.tree_leaves_with_path(tree)}
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Each leaf of a State, abstract or not, by its name.
+
+    Raises:
+        ValueError: a checkpoint could not hold them: two have one name, or an array has a type that the format lacks.
+    """
+    leaves = {}
+    for key_path, x in jax.tree_util.tree_leaves_with_path(tree):
+        name = _name(key_path)
+        if name in leaves:
+            raise ValueError(f"two arrays of the State have the name {name} in a checkpoint; rename one")
+        if x.dtype.name not in NAMES and str(x.dtype) not in KEYS:
+            raise ValueError(
+                f"{name} in the State is {x.dtype.name}, which a checkpoint cannot hold; choose another type"
+            )
+        leaves[name] = x
+    return leaves
 
 
 def _data_of(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -12,7 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 BLOCK = 2**24  # bytes of an array that are read at a time
-NAMES = {"bool": "BOOL", "bfloat16": "BF16"}  # of the format; others are a letter and a number of bits, as F32
+# What the format calls the types that can be read back.
+NAMES = {"bool": "BOOL", "bfloat16": "BF16", "complex64": "C64"}
+NAMES |= {f"{x}int{bits}": f"{x or 'i'}{bits}".upper() for x in ("", "u") for bits in (8, 16, 32, 64)}
+NAMES |= {f"float{bits}": f"F{bits}" for bits in (16, 32, 64)}
 
 
 def pieces(x: Any, num_lanes: int) -> list[np.ndarray]:
@@ -36,9 +39,8 @@ def write(path: Path, arrays: dict[str, list[np.ndarray]], metadata: dict[str, s
     names = sorted(arrays, key=lambda name: -arrays[name][0].itemsize)  # so each begins at a multiple of its item size
     for name in names:
         first, start, end = arrays[name][0], end, end + sum(x.nbytes for x in arrays[name])
-        kind = NAMES.get(first.dtype.name, f"{first.dtype.kind.upper()}{8 * first.itemsize}")
         shape = [sum(map(len, arrays[name])), *first.shape[1:]]
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+        header[name] = {"dtype": NAMES[first.dtype.name], "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
