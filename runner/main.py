@@ -237,7 +237,7 @@ def log_episode(run: Run, result: Result) -> None:
     except ValueError:
         return
     try:
-        _, algorithm, state = load(run.directory)
+        _, algorithm, state = load(run.directory, 0, 0, experiment.script)
         limit = episode_limit(env, MAX_FRAMES)
         states, returns = play_episode(env, *greedy_policy(algorithm, state, 1), jax.random.key(0), limit)
         with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,6 @@
 """Replay a saved policy: python -m runner.render runs/ppo/CartPole-v1/NAME --seed-index 3 --out episode.gif"""
 
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from common.environment import make_env
 from runner.cli.parse import fail, registry
 from runner.devices.evaluation import MAX_FRAMES, episode_limit, greedy_policy, play_episode
 from runner.files.load import load
+from runner.files.store import replacing
 from runner.report.progress import SECONDS_BETWEEN_LINES
 
 
@@ -23,8 +25,9 @@ class Arguments:
 
     run: Annotated[str, tyro.conf.Positional]  # folder that a training run wrote
     seed_index: int = 0  # which of its seeds, counted from 0
-    setting_index: int = 0  # which setting of a sweep, counted from 0 in the order of config.json
-    script: str = ""  # file of the script that trained it, if that has moved
+    # which setting of a sweep, counted from 0 in the order of config.json; None: the best one
+    setting_index: int | None = None
+    script: str = ""  # file of the script that trained it, if it is not one of this checkout
     out: str = ""  # file to write, .gif, for brax .html, for 2048 .svg; empty: episode with that ending
     episode_seed: int = 0  # seed of the episode
     max_steps: int = MAX_FRAMES  # the animation stops here if the episode goes on
@@ -55,7 +58,7 @@ def count_drawn(states: list[Any]) -> Iterator[Any]:
 
 
 def main() -> None:
-    """The command line. Exits with status 2 and one line where the input is bad."""
+    """The command line. Exits with status 2 and one line where the input is bad, with 130 after Ctrl-C."""
     arguments = tyro.cli(Arguments, prog="python -m runner.render", registry=registry())
     try:
         if arguments.max_steps < 1:
@@ -75,9 +78,12 @@ def main() -> None:
         key, limit = jax.random.key(arguments.episode_seed), episode_limit(env, arguments.max_steps)
         states, returns = play_episode(env, *greedy_policy(algorithm, state, 1), key, limit)
         print(f"drawing {len(states):,} frames", flush=True)
-        render(count_drawn(states), returns, str(path))
+        with replacing(path) as temporary:
+            render(count_drawn(states), returns, str(temporary))
     except (ValueError, OSError) as error:
         fail(str(error))
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
     print(f"{len(states)} steps, return {returns[-1]:.1f}, written to {path}")
 
 

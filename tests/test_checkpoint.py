@@ -376,14 +376,58 @@ def two_scripts(tmp_path, monkeypatch):
 
 
 def test_a_script_is_imported_by_its_file(two_scripts):
-    assert import_script(str(two_scripts[0])).VERSION == "old"
-    assert import_script(str(two_scripts[0])) is sys.modules["some_script"]
+    assert import_script(two_scripts[0]).VERSION == "old"
+    assert import_script(two_scripts[0]) is sys.modules["some_script"]
 
 
 def test_a_script_of_the_same_name_is_not_mistaken_for_another(two_scripts):
-    assert [import_script(str(path)).VERSION for path in two_scripts] == ["old", "new"]
+    assert [import_script(path).VERSION for path in two_scripts] == ["old", "new"]
+    assert sys.modules["some_script"].VERSION == "old", "other modules may hold it"
 
 
-def test_a_script_that_is_gone_is_an_error_that_names_it(tmp_path):
-    with pytest.raises(ValueError, match="gone_script"):
-        import_script(str(tmp_path / "gone_script.py"))
+@pytest.mark.parametrize("name", ["json", "this"])
+def test_a_script_takes_the_name_of_no_module_of_python(tmp_path, name):
+    before = sys.modules.get(name)
+    (tmp_path / f"{name}.py").write_text("VERSION = 'own'")
+    module = import_script(tmp_path / f"{name}.py")
+    assert module.VERSION == "own"
+    assert import_script(tmp_path / f"{name}.py") is module
+    assert sys.modules.get(name) is before
+
+
+# -- A State that the format cannot hold -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint2", "float8_e4m3fn", "float8_e5m2"])
+def test_a_type_that_could_not_be_read_back_is_refused(state, tmp_path, dtype):
+    other = state.replace(pixels=jnp.zeros((NUM_LANES, 2), dtype))
+    with pytest.raises(ValueError, match=f"^pixels in the State is {dtype}, which a checkpoint cannot hold"):
+        save(tmp_path / "checkpoint.safetensors", 1, other)
+
+
+def test_two_arrays_of_one_name_are_refused(state, tmp_path):
+    other = state.replace(params={"a.b": jnp.zeros(NUM_LANES), "a": {"b": jnp.ones(NUM_LANES)}})
+    with pytest.raises(ValueError, match=r"two arrays of the State have the name params\.a\.b "):
+        save(tmp_path / "checkpoint.safetensors", 1, other)
+
+
+OTHER_STATES = {
+    "rbg": lambda state: state.replace(key=jax.vmap(lambda i: jax.random.key(i, impl="rbg"))(jnp.arange(NUM_LANES))),
+    "unsafe_rbg": lambda state: state.replace(
+        key=jax.vmap(lambda i: jax.random.key(i, impl="unsafe_rbg"))(jnp.arange(NUM_LANES))
+    ),
+    "bfloat16": lambda state: state.replace(pixels=jnp.ones((NUM_LANES, 2), jnp.bfloat16)),
+    "float16": lambda state: state.replace(pixels=jnp.ones((NUM_LANES, 2), jnp.float16)),
+    "complex64": lambda state: state.replace(pixels=1j * jnp.ones((NUM_LANES, 2))),
+    "empty": lambda state: state.replace(pixels=jnp.ones((NUM_LANES, 0))),
+    "a buffer of one array": lambda state: state.replace(buffer=jnp.ones((NUM_LANES, 5))),
+}
+
+
+@pytest.mark.parametrize("change", OTHER_STATES.values(), ids=OTHER_STATES)
+def test_other_states_are_read_back_too(state, tmp_path, change):
+    other, path = change(state), tmp_path / "checkpoint.safetensors"
+    save(path, 1, other)
+    assert is_equal(restore(path, abstract(other)), other)
+    last = jax.tree.map(lambda x: x[-1], other.replace(buffer=None))
+    assert is_equal(restore_policy(path, abstract_lane(other), NUM_LANES - 1), last)

@@ -1,7 +1,7 @@
 """A trained policy for a program without JAX: python -m runner.export runs/ppo/CartPole-v1/NAME --out policy"""
 
-import json
 import re
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ from runner.cli.parse import fail, registry
 from runner.export.policy import make_policy, write_numpy, write_stablehlo
 from runner.files.load import load
 from runner.files.record import read_record
-from runner.files.store import RECORD
+from runner.files.store import RECORD, read_json
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,15 @@ class Arguments:
 
     run: Annotated[str, tyro.conf.Positional]  # folder that a training run wrote
     seed_index: int = 0  # which of its seeds, counted from 0
-    setting_index: int = 0  # which setting of a sweep, counted from 0 in the order of config.json
-    script: str = ""  # file of the script that trained it, if that has moved
+    # which setting of a sweep, counted from 0 in the order of config.json; None: the best one
+    setting_index: int | None = None
+    script: str = ""  # file of the script that trained it, if it is not one of this checkout
     out: str = "policy"  # folder to write
     jax: bool = False  # write policy.stablehlo instead, a program that needs jax alone
 
 
 def main() -> None:
-    """The command line. Exits with status 2 and one line where the input is bad."""
+    """The command line. Exits with status 2 and one line where the input is bad, with 130 after Ctrl-C."""
     arguments = tyro.cli(Arguments, prog="python -m runner.export", registry=registry())
     folder, script = Path(arguments.out), arguments.script or None
     try:
@@ -39,15 +40,19 @@ def main() -> None:
         lane = arguments.seed_index, arguments.setting_index
         config, algorithm, state = load(arguments.run, *lane, script)
         policy = make_policy(algorithm, state, make_env(config.env))
+        setting = "" if arguments.setting_index is None else f", setting index {arguments.setting_index}"
         if arguments.jax:
             write_stablehlo(policy, folder)
         else:
             run = Path(arguments.run)
-            commit = json.loads((run / RECORD).read_text()).get("git_commit")
+            recorded = str(read_json(run / RECORD).get("git_commit"))
+            commit = recorded if re.fullmatch("[0-9a-f]{40}", recorded) else "unknown"  # it becomes text of a program
             origin = f"{read_record(run).algorithm} on {config.env}, commit {commit}:\n"
-            write_numpy(policy, origin + "{}, seed index {}, setting index {}".format(arguments.run, *lane), folder)
+            write_numpy(policy, f"{origin}{arguments.run}, seed index {arguments.seed_index}{setting}", folder)
     except (ValueError, OSError) as error:
         fail(str(error))
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
     if arguments.jax:
         print(f"written to {folder / 'policy.stablehlo'}; to use it, with obs [n, ...]:")
         print("  import jax, pathlib")

@@ -1,7 +1,9 @@
 """Load a trained policy: one lane of a finished or interrupted run."""
 
+import contextlib
 import dataclasses
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,21 +15,28 @@ import numpy as np
 from runner.experiment import Experiment
 from runner.files.checkpoint import restore_policy
 from runner.files.record import Record, read_experiment, read_record
-from runner.files.store import CHECKPOINT, part_folder, rung_folder
+from runner.files.store import CHECKPOINT, SUMMARY, part_folder, read_json, rung_folder
 
 ROOT = Path(__file__).resolve().parent.parent.parent  # the folder of the scripts
 
 
 def load(
-    run_dir: str | Path, seed_index: int = 0, setting_index: int = 0, script: str | Path | None = None
+    run_dir: str | Path,
+    seed_index: int = 0,
+    setting_index: int | None = None,
+    script: str | Path | None = None,
 ) -> tuple[Any, Any, Any]:
     """Load one seed of a finished or interrupted run.
+
+    Nothing in the run's folder is run. Its checkpoint is read with the script that was imported from the recorded file,
+    or else with this checkout's script of the same name.
 
     Args:
         run_dir: the folder that a run wrote.
         seed_index: which seed, counted from 0.
-        setting_index: which setting of a sweep, counted from 0 in the order of config.json.
-        script: the file of the script that trained it, if that has moved; None: where it was.
+        setting_index: which setting of a sweep, counted from 0 in the order of config.json; None: the best one by the
+            ranking in summary.json, and the first one where there is no ranking yet. A note says which.
+        script: the file of another script, which is run; None: as above.
 
     Returns:
         config, algorithm (with `act` and `value`) and that lane's State, without a replay buffer. Of a run of another
@@ -39,9 +48,12 @@ def load(
     """
     run_dir = Path(run_dir)
     record = read_record(run_dir)
-    if script is not None and not (Path(script).is_file() and Path(script).suffix == ".py"):
+    if script is None:
+        module = _find_script(record)
+    elif Path(script).is_file() and Path(script).suffix == ".py":
+        module = import_script(script)
+    else:
         raise ValueError(f"the script {script} does not exist or is no .py file")
-    module = import_script(str(script or record.script))
     if missing := [name for name in ("Config", "make") if not hasattr(module, name)]:
         raise ValueError(f"{module.__file__} is no script that trains: it has no {' and no '.join(missing)}")
     try:
@@ -52,9 +64,13 @@ def load(
         raise ValueError(f"{run_dir} is a run of {record.algorithm}.py, read with {script}: {error}") from error
 
 
-def _restore(run_dir: Path, record: Record, module: Any, seed_index: int, setting_index: int) -> tuple[Any, Any, Any]:
+def _restore(
+    run_dir: Path, record: Record, module: Any, seed_index: int, setting_index: int | None
+) -> tuple[Any, Any, Any]:
     """`load` with the record and the module of the script."""
     experiment = read_experiment(record, module)
+    if setting_index is None:
+        setting_index = _choose_setting(run_dir, experiment)
     places = lanes_of_checkpoints(run_dir, record, experiment, experiment.lane(seed_index, setting_index))
     path, row = next((place for place in places if place[0].exists()), (None, 0))
     if path is None:
@@ -64,6 +80,20 @@ def _restore(run_dir: Path, record: Record, module: Any, seed_index: int, settin
     abstract_state = jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0))
     state = restore_policy(path, abstract_state, row)
     return config, algorithm, jax.device_put(state)
+
+
+def _choose_setting(run_dir: Path, experiment: Experiment) -> int:
+    """The best setting of a sweep by summary.json, the first one without a ranking; a note says which."""
+    if not experiment.settings:
+        return 0
+    chosen, why = 0, f"the first one, as there is no ranking in {run_dir / SUMMARY}"
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # not written yet, or damaged
+        ranking = read_json(run_dir / SUMMARY)["ranking"]
+        if sorted(ranking) == list(range(experiment.num_settings)):
+            chosen, why = int(ranking[0]), f"the best one in {run_dir / SUMMARY}"
+    name = f"setting {chosen} ({experiment.name_setting(chosen)})"
+    print(f"note: {name}, {why}; setting_index chooses another", file=sys.stderr)
+    return chosen
 
 
 def lanes_of_checkpoints(
@@ -79,20 +109,40 @@ def lanes_of_checkpoints(
                 yield part_folder(folder, parts, part) / CHECKPOINT, int(row)
 
 
-def import_script(path: str) -> Any:
-    """Import a script by its file, as a module of its own name. Where the file is gone, as on another machine, the
-    script of this name beside `runner/` is taken. Raises ValueError if there is none.
+# -- Scripts -----------------------------------------------------------------------------------------------------------
+
+
+def _find_script(record: Record) -> Any:
+    """The module of the script of a run: the one that was imported from the recorded file, or this checkout's.
+
+    The recorded file itself is not run: the run may be somebody else's. Raises ValueError if there is neither.
     """
-    name = Path(path).stem
-    if not Path(path).exists():
-        places = [ROOT / f"{name}.py", ROOT / "variants" / f"{name}.py"]
-        found = next((place for place in places if place.exists()), None)
-        if found is None:
-            raise ValueError(f"the script {path} no longer exists; if it has moved, name it: --script, load(script=)")
-        path = str(found)
-    known = sys.modules.get(name)
-    if known is not None and Path(known.__file__).resolve() == Path(path).resolve():
-        return known
+    recorded = Path(record.script)
+    if recorded.suffix != ".py":
+        raise ValueError(f"{record.path}: the script {recorded} is no .py file")
+    for name in (recorded.stem, "__main__"):
+        if _is_from(sys.modules.get(name), recorded):
+            return sys.modules[name]
+    own = next((x for x in (ROOT / recorded.name, ROOT / "variants" / recorded.name) if os.path.isfile(x)), None)
+    if own is None:
+        raise ValueError(
+            f"{record.path}: the run is one of {recorded}, which is no script of {ROOT}; to run that file, name it: "
+            "--script, load(script=)"
+        )
+    if os.path.isfile(recorded) and not os.path.samefile(recorded, own):
+        print(f"note: {record.path.parent} is read with {own}; --script would run {recorded}", file=sys.stderr)
+    return import_script(own)
+
+
+def import_script(path: str | Path) -> Any:
+    """Import a script by its file, unless it is imported already, as a module of its own name. Where another module has
+    this name, or one of Python itself, which must stay what it is, the module is named by its path."""
+    path = Path(path).resolve()
+    known = sys.modules.get(path.stem)
+    is_taken = path.stem in sys.stdlib_module_names or (known is not None and not _is_from(known, path))
+    name = str(path) if is_taken else path.stem
+    if sys.modules.get(name) is not None:
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up there
@@ -102,3 +152,9 @@ def import_script(path: str) -> Any:
         del sys.modules[name]
         raise
     return module
+
+
+def _is_from(module: Any, path: Path) -> bool:
+    """Whether a module was imported from a file."""
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and os.path.realpath(file) == os.path.realpath(path)
