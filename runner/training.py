@@ -90,6 +90,8 @@ class Run:
         experiment, options = self.experiment, self.experiment.options
         if not options.resume:  # before compiling, so that a run killed meanwhile can be resumed
             self.write_record()
+        else:
+            self.check_record()
         print_header(experiment, self.preset is not None, self.num_devices, self.abstract_state)
         try:
             self.compile()
@@ -98,6 +100,12 @@ class Run:
             if not options.resume:
                 discard(self.directory)
             raise
+
+    def check_record(self) -> None:
+        """Raise ValueError, before compiling, unless the metrics of a run to resume are those of its script."""
+        algorithm = self.experiment.make(self.experiment.config)
+        _, metrics = jax.eval_shape(algorithm.step, self.abstract_state, jax.ShapeDtypeStruct((), np.int32))
+        store.check_metrics(self.directory, metrics)
 
     def train(self) -> dict[Part, Result]:
         """Train all rungs that are left. The results are those of the parts of this process in the last one."""
@@ -221,6 +229,8 @@ class Run:
         path, options = self.folder_of(part) / store.CHECKPOINT, self.experiment.options
         iteration = checkpoint.read_iteration(path) if options.resume else None
         settings, keys = self.programs.inputs(part)
+        if iteration is not None and iteration > self.rungs[-1].stop:
+            raise ValueError(f"{path} is of iteration {iteration:,}, after the end of the run")
         if iteration is None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.write_record()
