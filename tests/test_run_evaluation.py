@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from gymnax.environments import spaces
 from gymnax.environments.environment import Environment, EnvParams, EnvState
 from helpers import (
+    ROOT,
     call,
     differences,
     run_differences,
@@ -207,11 +209,48 @@ def test_a_short_run_says_that_it_is_evaluated_less_often(capsys):
 
 @pytest.mark.parametrize(("env", "is_drawn"), [("CartPole-v1", True), ("DeepSea-bsuite", False)])
 def test_draw_is_offered_where_the_environment_can_be_drawn(env, is_drawn, capsys):
-    experiment = Experiment("ppo.py", None, dataclasses.replace(small_config("ppo"), env=env), Options(), {})
+    experiment = Experiment(
+        str(ROOT / "ppo.py"), None, dataclasses.replace(small_config("ppo"), env=env), Options(), {}
+    )
     runner.report.results.print_commands(experiment, Path("folder"), False)
     output = capsys.readouterr().out
     assert ("  draw:        python -m runner.render folder\n" in output) == is_drawn
     assert "  compare:     python -m runner.compare folder OTHER_RUN\n" in output
+
+
+@pytest.mark.parametrize(
+    ("started", "argv", "script", "extend", "draw"),
+    [
+        (["ppo.py", "--seed", "1"], 0, "ppo.py", "ppo.py", "-m runner.render folder"),
+        (["-u", "ppo.py"], 1, "ppo.py", "ppo.py", "-m runner.render folder"),
+        (
+            ["corridor.py", "ppo.py", "--seed", "1"],
+            1,
+            "ppo.py",
+            "corridor.py ppo.py",
+            "corridor.py runner/render.py folder",
+        ),
+        (["corridor.py", "ppo.py"], 1, "ppo.py", "corridor.py ppo.py", "corridor.py runner/render.py folder"),
+        (["own.py", "--seed", "1"], 0, "ppo.py", "own.py", "-m runner.render folder"),
+        (["lab/own.py"], 0, "lab/own.py", "lab/own.py", "-m runner.render folder --script lab/own.py"),
+        (["-m", "ipykernel_launcher"], None, "ppo.py", "ppo.py", "-m runner.render folder"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_the_commands_name_the_file_that_started_the_run(started, argv, script, extend, draw, capsys, monkeypatch):
+    """It may have registered the environment."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "orig_argv", ["python", *started])
+    monkeypatch.setattr(sys, "argv", ["/kernel.py"] if argv is None else started[argv:])
+    experiment = Experiment(str(ROOT / script), None, small_config("ppo"), Options(), {})
+    runner.report.results.print_commands(experiment, Path("folder"), False)
+    output = capsys.readouterr().out
+    assert f"  extend:      python {extend} --resume folder --total" in output
+    assert f"  draw:        python {draw}\n" in output
+    assert (
+        f"  export:      python {draw.replace('render.py', 'export/__main__.py').replace('.render', '.export')} "
+        in output
+    )
 
 
 def test_a_run_on_a_gpu_says_what_its_evaluations_could_take(capsys, monkeypatch):

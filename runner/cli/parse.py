@@ -34,6 +34,18 @@ def shown_path(script: str) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
+def launcher() -> list[str]:
+    """The words between `python` and the script where another file has started it, which may register environments."""
+    words = sys.orig_argv[1 : -len(sys.argv)] if sys.orig_argv[-len(sys.argv) :] == sys.argv else []
+    return words if any(word.endswith(".py") for word in words) else []
+
+
+def start_command(script: str) -> list[str]:
+    """The words that start a script as it was started: `python corridor.py ppo.py`, or a file that calls `run`."""
+    is_known = sys.orig_argv[-len(sys.argv) :] == sys.argv  # not in a notebook
+    return ["python", *launcher(), shown_path(sys.argv[0] if is_known else script)]
+
+
 def read_words(config_class: type) -> list[str]:
     """The words of sys.argv as tyro takes them: `--layer-norm=False`, as an agent of wandb writes it, becomes
     `--no-layer-norm`, and `--hidden-sizes=[64, 64]` becomes `--hidden-sizes 64 64`.
@@ -161,7 +173,7 @@ def rerun_command(script: str, config: Any, options: Options, preset: Any, setti
     defaults = preset or type(config)(env=config.env)
     fields = dataclasses.asdict(config) | setting
     flags += to_flags({name: value for name, value in fields.items() if value != getattr(defaults, name)})
-    return shlex.join(["python", shown_path(script), *map(str, flags)])
+    return shlex.join([*start_command(script), *map(str, flags)])
 
 
 def to_flags(fields: dict[str, Any]) -> list[str]:

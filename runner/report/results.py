@@ -10,10 +10,11 @@ import numpy as np
 
 from common.environment import make_env
 from runner.cli.options import resume_flag
-from runner.cli.parse import shown_path
+from runner.cli.parse import launcher, shown_path, start_command
 from runner.devices.evaluation import episode_limit
 from runner.experiment import EVAL_METRICS, EVAL_STEPS, Experiment, Result
 from runner.files import store
+from runner.files.load import ROOT
 from runner.files.record import describe_machine
 from runner.files.store import attempt
 from runner.report.plots import plot_curve, plot_curves, plot_metrics, plot_sweep
@@ -24,6 +25,7 @@ from runner.report.timing import Timing
 MAX_ROWS = 20  # settings in the table
 COLUMNS = {"mean": "mean", "iqm": "IQM", "worst_quarter": "worst quarter", "min": "min", "max": "max"}  # of statistics
 INTERVAL = "95 % CI of the IQM"
+TOOLS = {"render": "runner/render.py", "export": "runner/export/__main__.py"}
 
 
 def report(
@@ -152,16 +154,27 @@ def print_ranking(experiment: Experiment, directory: Path, scores: Scores) -> No
         print(f"{num_tied} settings tie for the best {what}; their order is that of the mean, then that of --sweep")
 
 
+def tool_command(name: str, script: str, directory: Path) -> str:
+    """The command of a tool that loads a run: with the file that registers its environment, and with the script where
+    `load` would not find it."""
+    words = ["python", "-m", f"runner.{name}"]
+    if launcher():
+        words = ["python", *launcher(), shown_path(str(ROOT / TOOLS[name]))]
+    is_found = Path(script).resolve().parent in (ROOT, ROOT / "variants")
+    return shlex.join([*words, str(directory), *([] if is_found else ["--script", shown_path(script)])])
+
+
 def print_commands(experiment: Experiment, directory: Path, is_stopped: bool) -> None:
     """Print where the results are, and what can be done with them."""
-    script, run = shlex.quote(shown_path(experiment.script)), shlex.quote(str(directory))
+    start, run = shlex.join(start_command(experiment.script)), shlex.quote(str(directory))
     longer = 2 * experiment.config.total_timesteps
     print(f"\nresults in {directory}")
     if not (is_stopped or experiment.is_halved):
-        print(f"  extend:      python {script} {resume_flag(directory)} --total-timesteps {longer}")
+        print(f"  extend:      {start} {resume_flag(directory)} --total-timesteps {longer}")
     with contextlib.suppress(ValueError):  # some environments cannot be drawn
         make_env(experiment.config.env).suite.renderer()
-        print(f"  draw:        python -m runner.render {run}")
+        print(f"  draw:        {tool_command('render', experiment.script, directory)}")
+    print(f"  export:      {tool_command('export', experiment.script, directory)} --out policy")
     print(f"  compare:     python -m runner.compare {run} OTHER_RUN", flush=True)
     if experiment.options.wandb == "offline":
         print(f"  upload:      wandb sync {run}/wandb/offline-run-*", flush=True)
