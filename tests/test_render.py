@@ -12,6 +12,7 @@ from runs import assert_refused
 
 from common.suites import Suite, gymnax
 from runner import render
+from runner.export import __main__ as export
 
 DRAWN, NOT_DRAWN = "CartPole-v1", "MemoryChain-bsuite"
 
@@ -111,7 +112,7 @@ def test_a_script_that_has_moved(run, folder):
     copied = shutil.copytree(run, folder / "copied")
     record = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(record | {"script": "/gone/mine.py"}))
-    assert_refused(draw(copied), "/gone/mine.py", "--script")
+    assert_refused(draw(copied), "/gone/mine.py", "--script", "load(script=)")
     assert_refused(draw(copied, "--script", "/gone/ppo.py"), "/gone/ppo.py", "not exist")
     assert_refused(draw(copied, "--script", copied / "config.json"), "config.json", ".py")
     (folder / "other.py").write_text("class Config: pass")
@@ -154,6 +155,23 @@ def test_a_long_drawing_says_how_far_it_is(run, folder, monkeypatch):
     result = draw(run, "--max-steps", 3)
     assert (result.status, result.stderr) == (0, "")
     assert [line.split()[:3] for line in result.stdout.splitlines()[2:5]] == [[str(i), "/", "3"] for i in range(3)]
+
+
+@pytest.mark.parametrize("tool", [render, export])
+def test_ctrl_c_is_silent(tool, run, monkeypatch):
+    def load(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tool, "load", load)
+    result = capture(tool.main, "tool", str(run))
+    assert (result.status, result.stdout, result.stderr) == (130, "", "")
+
+
+def test_a_drawing_that_fails_leaves_the_old_file(run, folder, monkeypatch):
+    (folder / "episode.gif").write_text("old")
+    monkeypatch.setattr(render, "count_drawn", lambda states: iter([*states, 3]))
+    assert draw(run, "--max-steps", 3).status == 1
+    assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("episode.gif", "old")]
 
 
 def test_the_run_must_be_named():
