@@ -161,7 +161,7 @@ def make_suite(name: str) -> tuple[Suite, dict[str, int]]:
             if env.startswith(beginning):
                 raise ValueError(f"{path} {reason}")
         near = [path.removesuffix(env) + name for name in difflib.get_close_matches(env, names, n=3)]
-        listed = f"python -m common.suites {suite} lists them; your own must be imported first"
+        listed = f"python -m common.suites {suite} lists them, none of Gymnasium; your own must be imported first"
         hint = f"did you mean {' or '.join(near)}?" if near else listed
         raise ValueError(f"unknown environment {path!r}; {hint}")
     try:
