@@ -344,4 +344,4 @@ class Run:
         lanes = self.experiment.select(rung.settings).lanes_of(part)
         metrics, evaluations = store.read_metrics(path, self.experiment.env_steps(rung.stop), lanes)
         num_iterations = np.full(part.num_lanes, rung.stop)
-        return Result(metrics, evaluations, store.read_arrays(path / store.EVALUATION), num_iterations)
+        return Result(metrics, evaluations, store.read_scores(path, part.num_lanes), num_iterations)

@@ -341,6 +341,41 @@ def test_metrics_that_are_no_numbers_are_refused(run, dtype):
     assert_refused(capture(compare.main, "compare", str(run)), store.METRICS)
 
 
+STRANGE = {
+    "no axis": {"seed": np.uint32(0)},
+    "three axes": {"more": np.zeros((2, 1, 1))},
+    "more settings than seeds": {"sweep_gamma": np.zeros(3)},
+    "fewer settings than seeds": {"sweep_gamma": np.zeros(1)},
+    "settings of two axes": {"sweep_gamma": np.zeros((2, 1))},
+    "more iterations": {"num_iterations": np.array([3, 4])},
+    "no iteration": {"num_iterations": np.array([3, 0])},
+    "seeds of two axes": {"seed": np.zeros((2, 1), np.uint32)},
+    "more evaluations": {"eval_env_steps": np.arange(3)},
+    "other evaluations": {"eval_episode_return": np.zeros((2, 1))},
+}
+
+
+@pytest.mark.parametrize("arrays", STRANGE.values(), ids=STRANGE)
+def test_arrays_that_do_not_fit_together_are_refused(run, arrays):
+    np.savez(run / store.METRICS, **store.read_arrays(run / store.METRICS) | arrays)
+    assert_refused(capture(compare.main, "compare", str(run)), store.METRICS)
+    if arrays.keys() != {"num_iterations"}:  # which a run that is not halved has not
+        assert_refused(resume(run), store.METRICS)
+
+
+@pytest.mark.parametrize("scores", [{}, {"is_healthy": np.ones(3)}, {"is_healthy": np.ones(2), "x": np.ones((2, 2))}])
+def test_scores_of_other_lanes_are_refused(tmp_path, scores):
+    store.write_arrays(tmp_path / store.EVALUATION, scores)
+    with pytest.raises(ValueError, match=store.EVALUATION):
+        store.read_scores(tmp_path, NUM_SEEDS)
+
+
+@pytest.mark.parametrize("options", [{"num_seeds": "x"}, {"eval_sampled": 3}, {"eval_episodes": None}], ids=str)
+def test_options_of_another_type_are_refused_by_a_comparison_too(run, options):
+    change(run, **{f"options__{name}": x for name, x in options.items()})
+    assert_refused(capture(compare.main, "compare", str(run)), *options)
+
+
 @pytest.mark.parametrize(
     "options",
     [

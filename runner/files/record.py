@@ -104,6 +104,7 @@ def read_record(directory: Path) -> Record:
         for name, kind in FIELDS.items():
             if not isinstance(content, dict) or not isinstance(content.get(name), kind):
                 raise ValueError(f"it needs a field {name!r} of type {kind.__name__}")
+        _check_types(content["options"])
         parts, rungs = _read_parts(content["parts"]), _read_rungs(content.get("rungs", []))
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"no run in {directory}: it has no {RECORD}") from None
@@ -113,6 +114,15 @@ def read_record(directory: Path) -> Record:
     if isinstance(config.get("env"), str):  # earlier versions recorded it as it was given
         config["env"] = canonical_name(config["env"])
     return Record(path, content["script"], config, content["options"], parts, rungs, content["wandb_id"])
+
+
+def _check_types(options: dict[str, Any]) -> None:
+    """Raise ValueError if an option that this version has is of another type."""
+    for name, default in dataclasses.asdict(Options()).items():
+        kinds = {float: (float, int), tuple: (list,)}.get(type(default), (type(default),))
+        x = options.get(name, list(default) if kinds == (list,) else default)
+        if type(x) not in kinds or (kinds == (list,) and not all(isinstance(text, str) for text in x)):
+            raise ValueError(f"the option {name} cannot be {x!r}")
 
 
 def _read_parts(content: Any) -> list[Part]:
@@ -162,12 +172,7 @@ def read_options(record: Record) -> Options:
     """The options of a record, with defaults as `read_config` has them. Raises ValueError if one has a wrong value."""
     defaults = {name: x for name, x in dataclasses.asdict(Options()).items() if name not in PROCESS}
     given = {"eval_sampled": False, "sweep_halve": "off", "rank_by": "iqm"} | record.options  # versions before them
-    fields = _known_fields(record, given, defaults)
-    for name, x in fields.items():
-        kinds = (float, int) if isinstance(defaults[name], float) else (type(defaults[name]),)
-        if type(x) not in kinds or (name == "sweep" and not all(isinstance(text, str) for text in x)):
-            raise ValueError(f"{record.path}: the option {name} cannot be {x!r}")
-    options = Options(**fields)
+    options = Options(**_known_fields(record, given, defaults))
     try:
         check_options(dataclasses.replace(options, resume=str(record.path)))  # as --resume took them
     except ValueError as error:

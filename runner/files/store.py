@@ -136,7 +136,23 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Read an .npz file of numbers, as `write_arrays` writes it. Raises ValueError if it is missing or damaged."""
     with _opened_arrays(path) as file:
-        return dict(file)
+        arrays = dict(file)
+    lengths, seeds = arrays.get("num_iterations", np.empty(0)), arrays.get("seed", np.empty(0))
+    of_lanes = [x for name, x in arrays.items() if name == "num_iterations" or name.startswith("sweep_")]
+    if any(x.shape != (len(seeds),) for x in of_lanes):
+        raise ValueError(f"{path} is damaged: it has {len(seeds)} seeds, and other numbers of lanes")
+    if (lengths < 1).any() or (lengths > len(arrays.get("env_steps", ()))).any():
+        raise ValueError(f"{path} is damaged: its num_iterations are not those of env_steps")
+    return arrays
+
+
+def read_scores(directory: Path, num_lanes: int) -> dict[str, np.ndarray]:
+    """Read evaluation.npz, the scores of a part. Raises ValueError if it is missing, damaged or of other lanes."""
+    path = directory / EVALUATION
+    scores = read_arrays(path)
+    if "is_healthy" not in scores or any(x.shape != (num_lanes,) for x in scores.values()):
+        raise ValueError(f"{path} does not have the scores of {num_lanes} lanes")
+    return scores
 
 
 def check_metrics(directory: Path, names: Iterable[str]) -> None:
@@ -177,7 +193,7 @@ def _check_header(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
         shape, _, dtype = read(array)
         size = array.tell() + math.prod(shape) * dtype.itemsize
     is_whole = (member.compress_type, member.file_size) == (zipfile.ZIP_STORED, size)
-    if not (is_whole and dtype.kind in "biuf" and member.filename.isprintable()):
+    if not (is_whole and dtype.kind in "biuf" and len(shape) in (1, 2) and member.filename.isprintable()):
         raise ValueError(f"{member.filename} is no array of numbers")
 
 
@@ -201,6 +217,9 @@ def read_metrics(
     evaluations = {name: arrays.pop(name) for name in (EVAL_STEPS, *EVAL_METRICS) if name in arrays}
     metrics = {name: x[:, :num_iterations] for name, x in arrays.items() if x.ndim == 2}
     num_lanes = len(lanes.get("seed", ()))
+    shape = num_lanes, len(evaluations.get(EVAL_STEPS, ()))
+    if evaluations and [evaluations.get(name, np.empty(0)).shape for name in EVAL_METRICS] != [shape] * 2:
+        is_same = False
     if not is_same or any(x.shape != (num_lanes, num_iterations) for x in metrics.values()):
         raise ValueError(f"{path} belongs to another run")
     return metrics, until(evaluations, int(np.max(env_steps, initial=0)))
