@@ -212,6 +212,22 @@ def test_escape_sequences_of_the_record_are_not_printed(run, changes):
     assert_clean(open_in_all_ways(run))
 
 
+def test_escape_sequences_of_an_environment_are_not_printed_in_a_table(run):
+    change(run, config__env=ESCAPE)
+    result = capture(compare.main, "compare", str(run))
+    assert result.status == 0
+    assert_clean([result])
+
+
+def test_escape_sequences_of_a_checkpoint_are_not_in_the_error_of_load(run):
+    rewrite(run / store.CHECKPOINT, lambda content, arrays: arrays.update({ESCAPE: np.zeros(2, np.int8)}))
+    path = run / store.CHECKPOINT
+    path.write_bytes(path.read_bytes().replace(b'"I8"', b'"I\x1b"'))
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors is damaged") as error:
+        load(run)
+    assert str(error.value).isprintable()
+
+
 def test_escape_sequences_of_other_files_are_not_printed(run):
     arrays = store.read_arrays(run / store.METRICS)
     np.savez(run / store.METRICS, **{ESCAPE.replace("\r\n", ""): np.zeros(2), **arrays})

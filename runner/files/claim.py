@@ -14,7 +14,6 @@ from typing import IO
 import jax
 
 from runner.cli.options import Options, resume_flag
-from runner.cli.parse import printable
 from runner.files.store import CHECKPOINT, LOCK, RECORD
 
 
@@ -109,7 +108,7 @@ def _lock(directory: Path) -> IO[str]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            who = printable(file.read(200)) or "another process"
+            who = file.read(200) or "another process"
             raise ValueError(f"{directory} is being trained by {who}") from None
         except OSError:
             pass  # this file system has no locks
