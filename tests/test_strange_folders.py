@@ -220,9 +220,8 @@ def test_escape_sequences_of_an_environment_are_not_printed_in_a_table(run):
 
 
 def test_escape_sequences_of_a_checkpoint_are_not_in_the_error_of_load(run):
-    rewrite(run / store.CHECKPOINT, lambda content, arrays: arrays.update({ESCAPE: np.zeros(2, np.int8)}))
-    path = run / store.CHECKPOINT
-    path.write_bytes(path.read_bytes().replace(b'"I8"', b'"I\x1b"'))
+    header = json.dumps({"a": {"dtype": ESCAPE, "shape": [1], "data_offsets": [0, 1]}}).encode()
+    (run / store.CHECKPOINT).write_bytes(len(header).to_bytes(8, "little") + header + bytes(1))
     with pytest.raises(ValueError, match=r"checkpoint\.safetensors is damaged") as error:
         load(run)
     assert str(error.value).isprintable()
@@ -240,9 +239,6 @@ def test_escape_sequences_of_other_files_are_not_printed(run):
         result = resume(run)
     assert_refused(result, "is being trained by")
     assert_clean([result])
-    header = json.dumps({"a": {"dtype": ESCAPE, "shape": [1], "data_offsets": [0, 4]}}).encode()
-    (run / store.CHECKPOINT).write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    assert_clean([draw(run)])
 
 
 def test_a_folder_with_a_name_that_cannot_be_printed_is_refused(run):

@@ -89,7 +89,8 @@ def test_an_episode_of_a_healthy_seed_is_logged(
         runs=[1], log_episode=lambda step, path: logged.append((step, path.suffix, path.exists()))
     )
     config, options = SimpleNamespace(env=env, num_iterations=2), SimpleNamespace(eval_episodes=eval_episodes)
-    experiment = SimpleNamespace(config=config, options=options, env_steps=lambda n: 10 * np.arange(1, n + 1))
+    given = {"config": config, "options": options, "script": path_of("ppo")}
+    experiment = SimpleNamespace(env_steps=lambda n: 10 * np.arange(1, n + 1), **given)
     run = SimpleNamespace(experiment=experiment, tracker=tracker, directory=undisturbed_ppo)
     runner.main.log_episode(run, None)
     assert logged == [(20, ".gif", True)] * is_logged
@@ -98,7 +99,7 @@ def test_an_episode_of_a_healthy_seed_is_logged(
 def test_an_episode_that_cannot_be_drawn_is_a_warning(monkeypatch, capsys):
     monkeypatch.setattr(runner.main, "healthy_lanes", lambda *_: [True])
     config, options = SimpleNamespace(env="CartPole-v1", num_iterations=2), SimpleNamespace(eval_episodes=1)
-    experiment, tracker = SimpleNamespace(config=config, options=options), SimpleNamespace(runs=[1])
+    experiment, tracker = SimpleNamespace(config=config, options=options, script=""), SimpleNamespace(runs=[1])
     runner.main.log_episode(SimpleNamespace(experiment=experiment, tracker=tracker, directory="nowhere"), None)
     assert capsys.readouterr().err.startswith("warning: wandb has no episode: ")
 
