@@ -246,7 +246,7 @@ WITHOUT_JAX = "import sys, runpy; sys.modules['jax'] = None; runpy.run_path(sys.
 @pytest.mark.slow
 def test_the_policy_plays_in_gymnasium_without_jax(exported, folder):
     path, output = exported
-    head = r'r"""A policy trained with ppo(_rnn)? on CartPole-v1, commit \w+:\n.*/run, seed index 1, setting index 0\.'
+    head = r'r"""A policy trained with ppo(_rnn)? on CartPole-v1, commit \w+:\n.*/run, seed index 1\.'
     assert re.match(head, (path / "policy.py").read_text())
     assert "actor/Dense_0/kernel" in np.load(path / "policy.npz")
     assert output.splitlines()[-1].endswith(f"python {path / 'policy.py'} --gymnasium CartPole-v1")
