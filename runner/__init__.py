@@ -9,6 +9,8 @@ Layers, from the lowest up; a module imports from its own layer and from those b
     training     segments of training, with evaluation and saving between them
     main         a whole run
     render       an episode as an animation
+    evaluate     the scores of a policy, also in another environment
+    same         whether a copy of a script still is the script
     compare/     runs side by side
     export/      a policy without JAX
 """

@@ -1,4 +1,4 @@
-"""python -m runner.render: a saved policy as an animation."""
+"""python -m runner.render and runner.evaluate: a saved policy as an animation, and its scores elsewhere."""
 
 import json
 import shutil
@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from helpers import call, capture, execute, path_of, small_run
 from PIL import Image
-from runs import assert_refused
+from runs import assert_refused, contents
 
+from common.environment import make_env
 from common.suites import Suite, gymnax
-from runner import render
+from runner import evaluate, load, render
+from runner.devices.evaluation import evaluate as play
+from runner.devices.evaluation import greedy_policy
 from runner.export import __main__ as export
 
 DRAWN, NOT_DRAWN = "CartPole-v1", "MemoryChain-bsuite"
@@ -179,3 +182,38 @@ def test_the_run_must_be_named():
     assert result.status == 2
     assert "run" in result.stderr.lower()
     assert "Traceback" not in result.stderr
+
+
+# -- python -m runner.evaluate -----------------------------------------------------------------------------------------
+
+
+def test_all_seeds_are_evaluated_in_another_environment(run):
+    """The pole is twice as long, and an episode ends after 30 steps; the files of the run stay as they were."""
+    before = contents(run)
+    words = ["--env", "CartPole-v1:max_episode_steps=30,length=1e0", "--episodes", "4"]
+    result = capture(evaluate.main, "evaluate", str(run), *words)
+    assert (result.status, result.stderr) == (0, ""), result
+    path = run / "evaluation-CartPole-v1-length=1,max_episode_steps=30.json"
+    assert "greedy evaluation of 2 seeds, 4 whole episodes each:" in result.stdout
+    assert result.stdout.endswith(f"written to {path}\n")
+    found = json.loads(path.read_text())
+    path.unlink()
+    assert contents(run) == before
+    assert found["env"] == "CartPole-v1:length=1,max_episode_steps=30"
+    _, algorithm, state = load(run, 1)
+    env = make_env(found["env"])
+    key = jax.random.split(jax.random.fold_in(jax.random.key(1), np.uint32(2**32 - 1)))[0]
+    episodes = play(env, *greedy_policy(algorithm, state, 4), key, 4, 30)
+    np.testing.assert_allclose(found["eval_episode_return"]["per_seed"][1], episodes["episode_return"].mean())
+    assert 0 < found["eval_episode_return"]["max"] <= 30
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--env", "Acrobot-v1"], "the policy was trained with observations (4,), and the environment has (6,)"),
+        (["--episodes", "0"], "episodes must be at least 1, not 0"),
+    ],
+)
+def test_bad_input_of_an_evaluation_is_one_line(words, message, run):
+    assert_refused(capture(evaluate.main, "evaluate", str(run), *words), message)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from runner.experiment import Experiment
@@ -22,18 +23,18 @@ ROOT = Path(__file__).resolve().parent.parent.parent  # the folder of the script
 
 def load(
     run_dir: str | Path,
-    seed_index: int = 0,
+    seed_index: int | None = 0,
     setting_index: int | None = None,
     script: str | Path | None = None,
 ) -> tuple[Any, Any, Any]:
-    """Load one seed of a finished or interrupted run.
+    """Load one seed of a finished or interrupted run, or all of them.
 
     Nothing in the run's folder is run. Its checkpoint is read with the script that was imported from the recorded file,
     or else with this checkout's script of the same name.
 
     Args:
         run_dir: the folder that a run wrote.
-        seed_index: which seed, counted from 0.
+        seed_index: which seed, counted from 0; None: all, and each array of the State has a first axis of seeds.
         setting_index: which setting of a sweep, counted from 0 in the order of config.json; None: the best one by the
             ranking in summary.json, and the first one where there is no ranking yet. A note says which.
         script: the file of another script, which is run; None: as above.
@@ -65,21 +66,24 @@ def load(
 
 
 def _restore(
-    run_dir: Path, record: Record, module: Any, seed_index: int, setting_index: int | None
+    run_dir: Path, record: Record, module: Any, seed_index: int | None, setting_index: int | None
 ) -> tuple[Any, Any, Any]:
     """`load` with the record and the module of the script."""
     experiment = read_experiment(record, module)
     if setting_index is None:
         setting_index = _choose_setting(run_dir, experiment)
-    places = lanes_of_checkpoints(run_dir, record, experiment, experiment.lane(seed_index, setting_index))
-    path, row = next((place for place in places if place[0].exists()), (None, 0))
-    if path is None:
-        raise ValueError(f"{run_dir} has no checkpoint of this seed")
     config = dataclasses.replace(experiment.config, **experiment.setting(setting_index))
     algorithm = module.make(config)
     abstract_state = jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0))
-    state = restore_policy(path, abstract_state, row)
-    return config, algorithm, jax.device_put(state)
+    states = []
+    for seed in range(experiment.options.num_seeds) if seed_index is None else [seed_index]:
+        places = lanes_of_checkpoints(run_dir, record, experiment, experiment.lane(seed, setting_index))
+        path, row = next((place for place in places if place[0].exists()), (None, 0))
+        if path is None:
+            raise ValueError(f"{run_dir} has no checkpoint of this seed")
+        states.append(jax.device_put(restore_policy(path, abstract_state, row)))
+    state = jax.tree.map(lambda *x: jnp.stack(x), *states) if seed_index is None else states[0]
+    return config, algorithm, state
 
 
 def _choose_setting(run_dir: Path, experiment: Experiment) -> int:

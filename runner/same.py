@@ -1,0 +1,97 @@
+"""Whether a copy still is the script: python -m runner.same my_ppo.py ppo.py --set rnd_coef=0
+
+Both train a few iterations with the same settings and keys, and what the copy adds is turned off. Metrics are then
+equal bit for bit, or to rounding where the copy's program is another one.
+"""
+
+import argparse
+import ast
+import dataclasses
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from common.presets import preset
+from runner.cli.parse import fail
+from runner.files.load import import_script
+
+ROUNDING = 1e-4  # largest relative difference that is called rounding
+
+
+def read_settings(texts: list[str], hints: set[str]) -> dict[str, Any]:
+    """`["rnd_coef=0", "head='b'"]` -> fields of a Config. Raises ValueError if it has no such field, or no value."""
+    fields = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or (name := name.replace("-", "_")) not in hints:
+            raise ValueError(f"--set {text}: give NAME=VALUE, with a field of the copy's Config")
+        try:
+            fields[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            fields[name] = value
+    return fields
+
+
+def train(make: Callable, config: Any, num_iterations: int) -> dict[str, np.ndarray]:
+    """The metrics of the first iterations of seed 0, [num_iterations] each."""
+    algorithm = make(config)
+    state, step, records = jax.jit(algorithm.init)(jax.random.key(0)), jax.jit(algorithm.step), []
+    for iteration in range(num_iterations):
+        state, metrics = step(state, iteration)
+        records.append(jax.device_get(metrics))
+    return {name: np.array([record[name] for record in records]) for name in records[0]}
+
+
+def difference(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference, relative to the largest number; NaN where both are is none."""
+    if np.array_equal(one, other, equal_nan=True):
+        return 0.0
+    scale = max(np.nanmax(np.abs(one), initial=0), np.nanmax(np.abs(other), initial=0))
+    apart = np.where(np.isnan(one) & np.isnan(other), 0.0, np.abs(one - other))
+    return float(np.nan_to_num(apart.max() / scale, nan=np.inf))
+
+
+def compare(arguments: argparse.Namespace) -> bool:
+    """Train both and print each metric's difference. Returns whether they are the same."""
+    copy, original = (import_script(path) for path in (arguments.copy, arguments.original))
+    config = preset(original.Config, arguments.env or original.Config().env)
+    hints = {field.name for field in dataclasses.fields(copy.Config)}
+    shared = {name: x for name, x in dataclasses.asdict(config).items() if name in hints}
+    of_copy = copy.Config(**shared | read_settings(arguments.set, hints))
+    print(f"{arguments.copy} and {arguments.original}, {arguments.iterations} iterations of {config.env}:")
+    both = [train(x.make, y, arguments.iterations) for x, y in ((copy, of_copy), (original, config))]
+    width = max(map(len, both[0] | both[1]))
+    largest = 0.0
+    for name in both[0] | both[1]:
+        if not all(name in metrics for metrics in both):
+            print(f"  {name:{width}}  only in {arguments.copy if name in both[0] else arguments.original}")
+            continue
+        apart = difference(*(metrics[name] for metrics in both))
+        largest = max(largest, apart)
+        print(f"  {name:{width}}  {f'differs by {apart:.1e} of its size' if apart else 'equal'}")
+    verdict = "bit for bit" if not largest else f"to rounding, {largest:.1e}" if largest <= ROUNDING else ""
+    print(f"the same {verdict}" if verdict else f"not the same: they differ by up to {largest:.1e}")
+    return bool(verdict)
+
+
+def main() -> None:
+    """The command line. Exits with status 1 if the scripts differ, with 2 and one line where the input is bad."""
+    parser = argparse.ArgumentParser(prog="python -m runner.same", description=__doc__.partition("\n\n")[2])
+    parser.add_argument("copy", help="file of the copy")
+    parser.add_argument("original", help="file of the script that it was made from")
+    parser.add_argument("--env", default="", help="environment, whose preset of the original is trained")
+    parser.add_argument("--iterations", type=int, default=3, help="iterations to compare (3)")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="fields that turn the change off")
+    try:
+        raise SystemExit(not compare(parser.parse_args()))
+    except (ValueError, OSError) as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
+
+
+if __name__ == "__main__":
+    main()
