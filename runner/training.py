@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.random import is_key
-from runner.cli.halving import choose, plan_sizes, plan_stops
+from runner.cli.halving import choose, describe_cut, plan_sizes, plan_stops
 from runner.cli.parse import fail
 from runner.devices import hosts
 from runner.devices.evaluation import evaluated_iterations
@@ -154,14 +154,11 @@ class Run:
         if score in result.scores and result.evaluations[EVAL_STEPS][0] == 0:
             untrained = self.lanes.by_setting(result.evaluations[score][:, 0])
             final = np.where(healthy_lanes(self.lanes, result), result.scores[score], np.nan)
-            settings = tuple(settings[i] for i in choose(self.lanes.by_setting(final), untrained, factor))
-            why = "no seed is better than it was untrained yet"
+            scores = self.lanes.by_setting(final), untrained, factor
+            settings, what = tuple(settings[i] for i in choose(*scores)), describe_cut(*scores)
         else:
-            why = "an evaluation has failed"
+            what = f"an evaluation has failed, all {len(settings)} go on"
         stops = plan_stops(experiment.num_settings, experiment.config.num_iterations, factor)
-        what = f"{len(settings)} of {len(rung.settings)} settings go on"
-        if len(settings) == len(rung.settings):
-            what = f"{why}, all {len(settings)} go on"
         print(f"rung {len(self.rungs)} of {len(stops)}: {what}", flush=True)
         self.rungs.append(Rung(settings, stops[len(self.rungs)], []))
         self.write_record()

@@ -15,7 +15,7 @@ from runs import assert_finished, assert_refused
 from test_lanes import together
 
 import runner.training
-from runner.cli.halving import choose, plan_sizes, plan_stops
+from runner.cli.halving import choose, describe_cut, plan_sizes, plan_stops
 from runner.compare import __main__ as compare
 from runner.files import checkpoint
 from runner.files.load import load
@@ -58,13 +58,41 @@ def test_a_rung_has_iterations_of_its_own():
     [
         ([1, 5, 3, 4, 2, 6], [1, 5]),
         ([1, 5, np.nan, np.nan, np.nan, np.nan], [0, 1]),
-        ([3, 3, 3, 3, 3, 3], [0, 1]),
+        ([np.nan, np.nan, np.nan, np.nan, np.nan, 5], [5]),
+        ([3, 3, 3, 3, 3, 3], [0, 1, 2, 3, 4, 5]),
+        ([1, 3, 4, 3, 2, 3], [1, 2, 3, 5]),
         ([1, 5], [1]),
     ],
 )
 def test_the_best_third_goes_on(means, expected):
+    """And all that tie with the last of them, whatever the order, but none whose seeds have diverged."""
     scores = np.array(means, float)[:, None] + [-0.5, 0.0, 0.5]
     np.testing.assert_array_equal(choose(scores, np.zeros((len(means), 3)), 3), expected)
+
+
+def test_a_diverged_seed_takes_its_setting_out():
+    """Also out of a free place, while there is a setting without one; the others would mean what is left of them."""
+    scores = np.array([[9, 9, np.nan], [1, 2, 3], [1, 1, 1], [np.nan, 0, 0]])
+    np.testing.assert_array_equal(choose(scores, np.zeros((4, 3)), 2), [1, 2])
+    np.testing.assert_array_equal(choose(scores[[0, 1, 3, 3]], np.zeros((4, 3)), 2), [1])
+    np.testing.assert_array_equal(choose(scores[[0, 3, 3, 3]], np.zeros((4, 3)), 2), [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("scores", "text"),
+    [
+        ([1, 2, 3, 4], "2 of 4 settings go on"),
+        ([1, 2, 2, 3], "settings tie for the last of 2 places, 3 of 4 settings go on"),
+        ([2, 2, 2, 2], "settings tie for the last of 2 places, all 4 go on"),
+        ([1, np.nan, np.nan, np.nan], "all others have a seed that diverged, 1 of 4 settings go on"),
+        ([0, -1, -2, np.nan], "no seed is better than it was untrained yet, 3 of 4 settings go on"),
+        ([0, -1, -2, -3], "no seed is better than it was untrained yet, all 4 go on"),
+        ([np.nan] * 4, "no seed is better than it was untrained yet, all 4 go on"),
+    ],
+)
+def test_a_cut_that_differs_from_its_places_says_why(scores, text):
+    scores = np.array(scores, float)[:, None]
+    assert describe_cut(scores, np.zeros((4, 1)), 2) == text
 
 
 def test_a_seed_that_has_begun_to_learn_counts():

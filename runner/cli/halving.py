@@ -33,20 +33,46 @@ def plan_stops(num_settings: int, num_iterations: int, factor: int) -> list[int]
 
 def plan_sizes(num_settings: int, factor: int) -> list[int]:
     """Settings in each rung, if every rung but the last is cut."""
-    return [max(1, num_settings // factor**i) for i in range(count_cuts(num_settings, factor) + 1)]
+    return [count_places(num_settings, factor**i) for i in range(count_cuts(num_settings, factor) + 1)]
 
 
 def choose(scores: np.ndarray, untrained: np.ndarray, factor: int) -> np.ndarray:
-    """Indices of the settings that go on, ascending: the best of their means over seeds, one in `factor`, at least one.
+    """Indices of the settings that go on, ascending: the best of their means over seeds, one in `factor`, at least one,
+    and all that tie with the last of these, so that the order of the settings decides nothing.
 
-    The mean counts a seed that has begun to learn among others that have not, which the IQM would leave out. All go on
-    while no seed of any setting scores better than it did untrained.
+    The mean counts a seed that has begun to learn among others that have not, which the IQM would leave out. While no
+    seed of any setting scores better than it did untrained, all settings go on, and while every setting has a seed that
+    diverged, all do that have another one; only a setting whose seeds have all diverged stays behind.
 
     Args:
-        scores: [num_settings, num_seeds]; NaN, of a seed that diverged, is the worst.
+        scores: [num_settings, num_seeds]; NaN of a seed that diverged: its setting takes no place, also not a free one.
         untrained: those of the same lanes before training.
     """
+    means = scores.mean(axis=1)
+    best = np.sort(means[~np.isnan(means)])[::-1][: count_places(len(scores), factor)]
+    if len(best) and (scores > untrained).any():
+        return np.flatnonzero(means >= best[-1])
+    has_diverged = np.isnan(scores).all(axis=1)
+    return np.flatnonzero(~has_diverged | has_diverged.all())
+
+
+def describe_cut(scores: np.ndarray, untrained: np.ndarray, factor: int) -> str:
+    """What `choose` does and, where more or fewer settings go on than there are places, why."""
+    num_places, num_chosen = count_places(len(scores), factor), len(choose(scores, untrained, factor))
     if not (scores > untrained).any():
-        return np.arange(len(scores))
-    means = np.nan_to_num(scores.mean(axis=1), nan=-np.inf)
-    return np.sort(np.argsort(-means, kind="stable")[: max(1, len(scores) // factor)])
+        why = "no seed is better than it was untrained yet, "
+    elif np.isnan(scores).any(axis=1).all():
+        why = "every setting has a seed that diverged, "
+    elif num_chosen > num_places:
+        why = f"settings tie for the last of {num_places} places, "
+    elif num_chosen < num_places:
+        why = "all others have a seed that diverged, "
+    else:
+        why = ""
+    number = f"all {num_chosen}" if num_chosen == len(scores) else f"{num_chosen} of {len(scores)} settings"
+    return f"{why}{number} go on"
+
+
+def count_places(num_settings: int, factor: int) -> int:
+    """How many of the settings of a rung go on, if no two of them tie."""
+    return max(1, num_settings // factor)
