@@ -144,6 +144,8 @@ def registry() -> tyro.constructors.ConstructorRegistry:
 
 def check_unchanged(directory: str, saved: tuple[Any, Any], given: tuple[Any, Any]) -> None:
     """Raise ValueError if a Config and Options that are given differ from saved ones where a resumed run may not."""
+    if given[1].rank_by != saved[1].rank_by and not given[1].sweep:
+        raise ValueError("--rank-by has no effect without a --sweep, whose settings it ranks")
     is_halved = saved[1].sweep_halve != "off"  # what was cut depends on the length and on the evaluations
     fixed = (*FIXED, "eval_episodes", "eval_max_steps") if is_halved else FIXED
     for old, new in zip(saved, given, strict=True):
