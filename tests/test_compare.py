@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -215,20 +216,21 @@ def write_run(
     parts=None,
     sweep=None,
     num_seeds=None,
-    eval_sampled=False,
+    seed=0,
+    options=(),
     **fields,
 ):
     """A folder as a run leaves it.
 
     final: last score of each lane; lanes: those of a part, which goes into its own folder; sweep: values of
-    learning_rate, one for each lane.
+    learning_rate, one for each lane; seed: the first one.
     """
     directory, final = Path(path), np.array(final, np.float32)
-    seeds = np.arange(len(final)) % (num_seeds or len(final))
+    seeds = seed + np.arange(len(final)) % (num_seeds or len(final))
     record = {
         "script": f"/nowhere/{algorithm}.py",
         "config": {"env": env, "learning_rate": 0.001, **fields},
-        "options": {"num_seeds": num_seeds or len(final)} | ({"eval_sampled": True} if eval_sampled else {}),
+        "options": {"num_seeds": num_seeds or len(final)} | dict(options),
         "parts": parts or [[0, len(final)]],
         "wandb_id": "",
     }
@@ -392,6 +394,7 @@ def test_environments_make_panels_and_aggregates(folder, figures):
         ("dqn", envs[1]): [-85, -99, -80],
     }
     runs = [write_run(f"{name}-{env}", x, name, env) for (name, env), x in scores.items()]
+    runs = [runs[i] for i in (0, 2, 3, 1)]  # the methods of the second environment are given the other way round
     runs.append(write_run("sac", A, "sac"))
     bounds = [f"{env}={low}:{high}" for env, (low, high) in ranges.items()]
     stdout = compared(*runs, "--bounds", *bounds, "--bar", "CartPole-v1=475")
@@ -444,12 +447,18 @@ def test_without_evaluation_training_returns_are_compared(is_mixed, folder, figu
 @pytest.mark.parametrize(("sampled", "name"), [((), "greedy "), (("a",), ""), (("a", "b"), "sampled ")])
 def test_evaluations_of_sampled_actions_are_called_so(sampled, name, folder, figures):
     for path, scores, algorithm in (("a", A, "ppo"), ("b", B, "dqn")):
-        write_run(path, scores, algorithm, eval_sampled=path in sampled)
+        write_run(path, scores, algorithm, options={"eval_sampled": path in sampled})
     stdout = compared("a", "b")
     assert f"CartPole-v1: final episode return, last {name}evaluation\n" in stdout
     assert f"({name}evaluation)" in figures[0].axes[0].get_ylabel()
-    mixed = "CartPole-v1: evaluations of ppo sampled their actions, the others were greedy"
+    mixed = "CartPole-v1: evaluations differ in eval_sampled: True of ppo; False of dqn"
     assert notes(stdout) == ([mixed] if len(sampled) == 1 else [])
+
+
+@pytest.mark.parametrize(("name", "value", "default"), [("eval_max_steps", 50, 10_000), ("eval_episodes", 4, 32)])
+def test_evaluations_that_differ_are_said(name, value, default, folder):
+    write_run("a", A, options={name: value}), write_run("b", B, "dqn", options={"eval_every": "0"})
+    assert notes(compared("a", "b")) == [f"CartPole-v1: evaluations differ in {name}: {value} of ppo; {default} of dqn"]
 
 
 def test_an_environment_keeps_its_evaluation_beside_one_without(folder, figures):
@@ -615,6 +624,71 @@ def test_a_seed_without_a_score_is_the_worst(is_evaluated, num_diverged, folder)
     assert any(
         note.startswith(f"CartPole-v1, ppo: {num_diverged} of 8 seeds have no final score") for note in notes(stdout)
     )
+
+
+# -- Seeds that diverged -----------------------------------------------------------------------------------------------
+
+
+def write_summary(path, *diverged, sweep=(), steps=2000):
+    """The summary.json of a run: the seeds that diverged, of a sweep of learning_rate for each of its values."""
+    entries = [{"diverged_seeds": list(seeds)} for seeds in diverged]
+    settings = [{"learning_rate": float(x)} | entry for x, entry in zip(sweep, entries, strict=False)]
+    summary = {"env_steps": steps} | ({"settings": settings} if settings else entries[0])
+    Path(path, "summary.json").write_text(json.dumps(summary))
+
+
+def add_metric(path, **metrics):
+    with np.load(path) as file:
+        np.savez(path, **dict(file), **metrics)
+
+
+DIVERGED = "seeds diverged: what they score counts in no number, only curves show it"
+
+
+@pytest.mark.parametrize("source", ["summary", "metrics"])
+def test_a_seed_that_diverged_has_no_score(source, folder):
+    """Though its policy has one: of NaN argmax is the first action."""
+    write_run("a", A), write_run("b", B, "dqn")
+    if source == "summary":
+        write_summary("a", [1, 3])
+    else:  # the run has not ended, or has not since it was extended
+        write_summary("a", [], steps=1000)
+        loss = np.ones((8, NUM_ITERATIONS))
+        loss[[1, 3], 12:] = np.nan
+        add_metric("a/metrics.npz", loss=loss)
+    stdout, table = compared("a", "b"), values()
+    assert f"CartPole-v1, ppo: 2 of 8 {DIVERGED}" in notes(stdout)
+    assert methods(stdout) == ["dqn", "ppo"], "a sweep would rank it last too"
+    assert table["CartPole-v1", "ppo", "", "mean"]["value"] == ""
+    scores = np.where(np.isin(np.arange(8), [1, 3]), -np.inf, A)
+    pair = table["CartPole-v1", "ppo", "dqn", "probability of improvement"]
+    assert float(pair["value"]) == pytest.approx(stats.mannwhitneyu(scores, B).statistic / 64, rel=1e-5)
+
+
+def test_a_seed_of_a_sweep_that_diverged_has_no_score(folder):
+    """It has one in the other setting, of which a halved sweep has fewer iterations."""
+    rates = np.array([0.1, 0.3], np.float32)
+    write_run("a", [1, 2, 5, 6], num_seeds=2, sweep=np.repeat(rates, 2))
+    loss = np.ones((4, NUM_ITERATIONS))
+    loss[2:, 10:] = np.nan
+    add_metric("a/metrics.npz", loss=loss, num_iterations=np.array([20, 20, 10, 10]))
+    assert not any(DIVERGED in note for note in notes(compared("a"))), "what has ended has not diverged"
+    write_summary("a", [1], [], sweep=rates)
+    assert f"CartPole-v1, ppo learning_rate=0.1: 1 of 2 {DIVERGED}" in notes(compared("a"))
+
+
+def test_a_scalar_of_the_environment_is_no_divergence(folder, monkeypatch):
+    told = np.full((8, NUM_ITERATIONS), np.nan)
+    add_metric(write_run("a", A) + "/metrics.npz", told=told)
+    monkeypatch.setattr("common.environment.make_env", lambda env: SimpleNamespace(scalars=["told"]))
+    assert notes(compared("a")) == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"env_steps": 2000}', '{"env_steps": 2000, "diverged_seeds": 5}'])
+def test_a_damaged_summary_is_not_needed(text, folder):
+    write_run("a", A)
+    Path("a/summary.json").write_text(text)
+    assert notes(compared("a")) == []
 
 
 # -- Bad input ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Compare runs: python -m runner.compare runs/ppo/CartPole-v1/NAME runs/dqn/CartPole-v1/NAME --bar 475"""
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -101,9 +102,10 @@ def read_environments(arguments: Arguments) -> dict[str, list[Line]]:
     runs = [Path(run) for run in arguments.runs]
     if not runs:
         raise ValueError("name the folders of the runs to compare, before the options")
-    twice = next((run for i, run in enumerate(runs) if run.resolve() in [x.resolve() for x in runs[:i]]), None)
-    if twice:
-        raise ValueError(f"{twice} is given twice")
+    places = {}
+    for run in runs:
+        if places.setdefault(os.path.realpath(run), run) is not run:
+            raise ValueError(f"{run} is given twice")
     if arguments.labels and len(arguments.labels) != len(runs):
         raise ValueError(f"--labels must have one label for each run: {len(runs)}, not {len(arguments.labels)}")
     if not all(label.strip() and label.isprintable() for label in arguments.labels):

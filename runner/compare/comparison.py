@@ -1,6 +1,8 @@
 """The methods of a comparison: runs and settings of sweeps with a label, and the environments they share."""
 
+import contextlib
 import dataclasses
+import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -9,16 +11,21 @@ from typing import Any
 
 import numpy as np
 
+from runner.cli.options import Options
 from runner.cli.sweep import short_texts
-from runner.experiment import Part
+from runner.experiment import EVAL_METRICS
 from runner.files import store
-from runner.files.record import read_record
+from runner.files.record import Record, read_record
+from runner.report.scores import finite_records
 from runner.report.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
 
 MAX_LINES = 6  # methods in the picture and in the table of pairs
 MAX_FIELDS = 2  # settings in a label; runs that differ in more are told apart by the names of their folders
 STEPS = ("env_steps", "eval_env_steps")  # arrays of metrics.npz that all lanes share
 RETURNS = ("episode_return", "num_episodes", "eval_episode_return")
+LANES = ("seed", "is_healthy")  # one value for each lane
+# Options on which final scores depend; when a run was evaluated before its end decides nothing.
+SCORING = ("eval_episodes", "eval_sampled", "eval_max_steps")
 
 
 @dataclass(frozen=True)
@@ -31,8 +38,8 @@ class Line:
     fields: dict[str, Any]  # of the Config, with the setting of a sweep; in a labelled line its floats are texts
     swept: tuple[str, ...]  # names of the swept fields
     planned_seeds: int  # more than there are if the run was interrupted
-    is_sampled: bool  # its evaluations: they sampled their actions, else they were greedy
-    metrics: dict[str, np.ndarray]  # STEPS [n], RETURNS [num_seeds, n]
+    options: dict[str, Any]  # SCORING
+    metrics: dict[str, np.ndarray]  # STEPS [n], RETURNS [num_seeds, n], LANES [num_seeds]
     label: str = ""
     is_evaluated: bool = True  # scored by its evaluation, else by its training return
 
@@ -43,10 +50,13 @@ class Line:
 
     @cached_property
     def scores(self) -> np.ndarray:
-        """Final score of each seed, [num_seeds]: its last evaluation, or its training return over the last tenth."""
+        """Final score of each seed, [num_seeds]: its last evaluation, or its training return over the last tenth. NaN
+        if it diverged: of NaN in its parameters argmax makes a policy, which has a score."""
         if self.is_evaluated:
-            return self.metrics["eval_episode_return"][:, -1]
-        return final_return(self.metrics["episode_return"], self.metrics["num_episodes"])
+            scores = self.metrics["eval_episode_return"][:, -1]
+        else:
+            scores = final_return(self.metrics["episode_return"], self.metrics["num_episodes"])
+        return np.where(self.metrics["is_healthy"], scores, np.nan)
 
     @cached_property
     def summary(self) -> dict[str, float]:
@@ -71,50 +81,100 @@ class Line:
 def read_lines(directory: Path) -> list[Line]:
     """The settings of a run; a run without a sweep is one. Raises ValueError if it cannot be read or has no metrics."""
     record = read_record(directory)
-    env = record.config.get("env")
-    if not isinstance(env, str):
+    env, defaults = record.config.get("env"), dataclasses.asdict(Options())
+    if not isinstance(env, str) or not env.isprintable():
         raise ValueError(f"{record.path} does not name the environment")
+    options = {name: record.options.get(name, defaults[name]) for name in ("num_seeds", *SCORING)}
+    for name, x in options.items():
+        if type(x) is not type(defaults[name]):
+            raise ValueError(f"{record.path}: the option {name} cannot be {x!r}")
+    planned = options.pop("num_seeds")
     if record.rungs and not (directory / store.METRICS).exists():
         raise ValueError(f"{directory} is a halved sweep that has not ended; continue it with --resume")
-    arrays = _read_metrics(directory, record.parts)
-    swept = tuple(name.removeprefix("sweep_") for name in arrays if name.startswith("sweep_"))
-    lanes_of = defaultdict(dict)  # setting -> seed -> lane; a random sweep may draw the same setting twice
-    for lane, seed in enumerate(arrays["seed"].tolist()):
-        lanes_of[tuple(str(arrays[f"sweep_{name}"][lane]) for name in swept)].setdefault(seed, lane)
-    lines, planned, is_sampled = [], record.options.get("num_seeds", 0), record.options.get("eval_sampled", False)
+    arrays = _read_metrics(directory, record)
+    swept, lanes_of = _swept(arrays), defaultdict(dict)
+    for lane, (values, seed) in enumerate(_lanes(arrays)):
+        lanes_of[values].setdefault(seed, lane)  # a random sweep may draw the same setting twice
+    lines = []
     for values, lanes in lanes_of.items():
         fields = record.config | dict(zip(swept, map(float, values), strict=True))
-        metrics = {name: arrays[name] for name in STEPS if name in arrays}
-        metrics |= {name: arrays[name][list(lanes.values())] for name in RETURNS if name in arrays}
-        if "num_iterations" in arrays:
-            metrics = _until(metrics, int(arrays["num_iterations"][next(iter(lanes.values()))]))
-        lines.append(Line(directory, record.algorithm, env, fields, swept, planned, is_sampled, metrics))
+        rows = list(lanes.values())
+        last = _ends(arrays)[rows[0]]  # a sweep may have stopped this setting early
+        metrics = {name: arrays[name][rows] for name in LANES}
+        for name in {*STEPS, *RETURNS} & arrays.keys():
+            x = arrays[name] if name in STEPS else arrays[name][rows]
+            metrics[name] = x[..., arrays[_steps_of(name)] <= last]
+        lines.append(Line(directory, record.algorithm, env, fields, swept, planned, options, metrics))
     return lines
 
 
-def _until(metrics: dict[str, np.ndarray], num_iterations: int) -> dict[str, np.ndarray]:
-    """The metrics of a setting that a sweep stopped after so many iterations."""
-    last = metrics["env_steps"][num_iterations - 1]
-    return {name: x[..., metrics[_steps_of(name)] <= last] for name, x in metrics.items()}
+def _swept(arrays: dict[str, np.ndarray]) -> tuple[str, ...]:
+    """Names of the swept fields."""
+    return tuple(name.removeprefix("sweep_") for name in arrays if name.startswith("sweep_"))
 
 
-def _read_metrics(directory: Path, parts: list[Part]) -> dict[str, np.ndarray]:
+def _lanes(arrays: dict[str, np.ndarray]) -> list[tuple[tuple[str, ...], int]]:
+    """The setting of each lane, as texts of its swept values, and its seed."""
+    values = [arrays[f"sweep_{name}"] for name in _swept(arrays)]
+    return [(tuple(str(x[lane]) for x in values), seed) for lane, seed in enumerate(arrays["seed"].tolist())]
+
+
+def _ends(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """Env steps after which each lane was stopped, [num_lanes]."""
+    last = arrays.get("num_iterations", np.full(arrays["seed"].shape, len(arrays["env_steps"])))
+    return arrays["env_steps"][last - 1]
+
+
+def _read_metrics(directory: Path, record: Record) -> dict[str, np.ndarray]:
     """metrics.npz of a run; of one in parts that has not ended, the saved lanes at the env steps that all have."""
     whole = directory / store.METRICS
-    folders = [store.part_folder(directory, parts, part) for part in parts]
+    folders = [store.part_folder(directory, record.parts, part) for part in record.parts]
     paths = [path for folder in folders if (path := folder / store.METRICS).exists()]
     if not paths or (whole.exists() and len(paths) < len(folders)):  # parts are never older than the whole
         paths = [whole]
     saved = [_check(path, store.read_arrays(path)) for path in paths]
+    for part in saved:
+        part["is_healthy"] = _is_healthy(directory, record.config["env"], part)
+    return _join(saved)
+
+
+def _join(saved: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The lanes of several metrics.npz at the env steps that all have."""
     names = [name for name in saved[0] if all(name in part for part in saved)]
     joined = {name: reduce(np.intersect1d, [part[name] for part in saved]) for name in STEPS if name in names}
     for name in names:
         if name in RETURNS:
             steps = _steps_of(name)
             joined[name] = np.concatenate([part[name][:, np.isin(part[steps], joined[steps])] for part in saved])
-        elif name in ("seed", "num_iterations") or name.startswith("sweep_"):
+        elif name in (*LANES, "num_iterations") or name.startswith("sweep_"):
             joined[name] = np.concatenate([part[name] for part in saved])
     return joined
+
+
+def _is_healthy(directory: Path, env: str, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """Whether a lane has not diverged, [num_lanes] bool: as summary.json says or, where the run has not ended since, by
+    the records in metrics.npz."""
+    with contextlib.suppress(Exception):  # there is no summary.json yet, or none that can be read
+        summary, swept = json.loads((directory / store.SUMMARY).read_text()), _swept(arrays)
+        if summary["env_steps"] == arrays["env_steps"][-1]:
+            diverged = set()
+            for entry in summary.get("settings", [summary]):
+                setting = tuple(str(np.float32(entry[name])) for name in swept)
+                diverged |= {(setting, seed) for seed in entry["diverged_seeds"]}
+            return np.array([lane not in diverged for lane in _lanes(arrays)])
+    has_ended = arrays["env_steps"] > _ends(arrays)[:, None]
+    records = {name: x for name, x in arrays.items() if x.shape == has_ended.shape and name not in EVAL_METRICS}
+
+    def judge(scalars: list[str]) -> np.ndarray:
+        return (finite_records(records, set(scalars)) | has_ended).all(axis=1)
+
+    is_healthy = judge([])
+    if not is_healthy.all():  # it may be a scalar of the environment, whose imports take seconds
+        from common.environment import make_env
+
+        with contextlib.suppress(ValueError):  # it is unknown here
+            is_healthy = judge(make_env(env).scalars)
+    return is_healthy
 
 
 def _steps_of(name: str) -> str:
@@ -132,8 +192,16 @@ def _check(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         steps = arrays[_steps_of(name)].shape
         if arrays[name].shape != (steps if name in STEPS else arrays["seed"].shape + steps) or len(steps) != 1:
             raise ValueError(f"{path} is damaged: {name} has the wrong shape {arrays[name].shape}")
+    lanes = {name: x for name, x in arrays.items() if name == "num_iterations" or name.startswith("sweep_")}
+    if wrong := [name for name, x in lanes.items() if x.shape != arrays["seed"].shape]:
+        raise ValueError(f"{path} is damaged: {wrong[0]} has the wrong shape {arrays[wrong[0]].shape}")
     if arrays["episode_return"].size == 0:
         raise ValueError(f"{path} is empty: the run ended before its first iteration")
+    if (
+        "num_iterations" in lanes
+        and not np.isin(lanes["num_iterations"], np.arange(len(arrays["env_steps"])) + 1).all()
+    ):
+        raise ValueError(f"{path} is damaged: num_iterations has a number that the run does not have")
     return arrays
 
 
@@ -146,8 +214,11 @@ def label_lines(lines: list[Line], labels: dict[Path, str]) -> list[Line]:
     Args:
         labels: of each run; empty: the algorithm, and what tells it apart where an environment has several lines of it.
 
+    Returns:
+        the lines; those of one environment with one label are one.
+
     Raises:
-        ValueError: two lines of an environment have the same label.
+        ValueError: lines of an environment have the same label and cannot be one method.
     """
     names, lines = {}, _with_short_texts(lines)
     for algorithm in {line.algorithm for line in lines}:
@@ -185,7 +256,12 @@ def _name(lines: list[Line]) -> list[str]:
 
 
 def _label(name: str, line: Line, shown: set[str] | tuple[str, ...]) -> str:
-    return " ".join([name, *(f"{field}={value}" for field, value in line.fields.items() if field in shown)])
+    return " ".join([name, *(f"{field}={_text(value)}" for field, value in line.fields.items() if field in shown)])
+
+
+def _text(value: Any) -> str:
+    """A setting as text that a terminal can show."""
+    return str(value) if str(value).isprintable() else repr(value)
 
 
 def by_environment(lines: list[Line]) -> dict[str, list[Line]]:

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from runner.compare.comparison import MAX_LINES, Line
+from runner.compare.comparison import MAX_LINES, SCORING, Line
 
 # Below, 95 % bootstrap intervals are too short: those of P(A > B) of two equal normal distributions leave out 0.5 with
 # 3, 5 and 8 seeds in 21, 11 and 5 % of cases.
@@ -50,9 +50,13 @@ def _environment_notes(env: str, lines: list[Line]) -> list[str]:
     if lacking:
         which = f" of {_join(lacking)}" if len(lacking) < len(lines) else ""
         notes.append(f"{env}: no evaluation{which}, so all scores are training returns over the last tenth")
-    sampled = [line.label for line in lines if line.is_sampled]
-    if 0 < len(sampled) < len(lines) and not lacking:
-        notes.append(f"{env}: evaluations of {_join(sampled)} sampled their actions, the others were greedy")
+    for name in () if lacking else SCORING:
+        labels = defaultdict(list)  # of each value
+        for line in lines:
+            labels[line.options[name]].append(line.label)
+        if len(labels) > 1:
+            values = "; ".join(f"{value} of {_join(names)}" for value, names in labels.items())
+            notes.append(f"{env}: evaluations differ in {name}: {values}")
     labels = defaultdict(list)  # of each note
     for line in lines:
         for text in _line_notes(line):
@@ -70,11 +74,14 @@ def _line_notes(line: Line) -> list[str]:
         notes.append(f"the run was interrupted, {num_seeds} of {line.planned_seeds} seeds have been trained so far")
     if num_seeds == 1:
         notes.append("one seed, so no interval")
+    if num_diverged := num_seeds - int(line.metrics["is_healthy"].sum()):
+        notes.append(
+            f"{num_diverged} of {num_seeds} seeds diverged: what they score counts in no number, only curves show it"
+        )
     num_missing = int(np.isnan(line.scores).sum())
     if num_missing:
-        why = "diverged" if line.is_evaluated else "diverged, or ended no episode in the last tenth"
         rule = "mean and IQM are undefined; in shares and P(A > B) such a seed counts as the worst"
-        notes.append(f"{num_missing} of {num_seeds} seeds have no final score ({why}): {rule}")
+        notes.append(f"{num_missing} of {num_seeds} seeds have no final score: {rule}")
     return notes
 
 

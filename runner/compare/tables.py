@@ -84,7 +84,7 @@ def score_table(env: str, lines: list[Line], bar: float | None) -> Table:
 
 def evaluation_of(lines: list[Line]) -> str:
     """`greedy evaluation`, `sampled evaluation`, or `evaluation` if there are both."""
-    kinds = {"sampled evaluation" if line.is_sampled else "greedy evaluation" for line in lines}
+    kinds = {"sampled evaluation" if line.options["eval_sampled"] else "greedy evaluation" for line in lines}
     return kinds.pop() if len(kinds) == 1 else "evaluation"
 
 
