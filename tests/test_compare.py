@@ -18,6 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
+from runs import assert_refused
 from scipy import stats
 
 from runner.compare import __main__ as compare
@@ -691,6 +692,55 @@ def test_a_damaged_summary_is_not_needed(text, folder):
     assert notes(compared("a")) == []
 
 
+# -- Seeds of several runs ---------------------------------------------------------------------------------------------
+
+
+def test_seeds_of_runs_with_one_label_are_pooled(folder):
+    write_run("a", A[:5]), write_run("b", A[5:], seed=5), write_run("c", B, "dqn")
+    stdout, table = compared("a", "c", "b", "--labels", "ours", "theirs", "ours"), values()
+    row = table["CartPole-v1", "ours", "", "mean"]
+    assert (row["seeds"], float(row["value"])) == ("8", pytest.approx(np.mean(A), rel=1e-5))
+    pair = table["CartPole-v1", "ours", "theirs", "probability of improvement"]
+    assert float(pair["value"]) == pytest.approx(stats.mannwhitneyu(A, B).statistic / 64, rel=1e-5)
+    assert notes(stdout) == [
+        "CartPole-v1, ours: the seeds of 2 runs are pooled, at the env steps that all of these have"
+    ]
+
+
+def test_pooled_runs_of_different_lengths_meet_where_both_are(folder):
+    """One was killed half way, and has 3 of 5 evaluations; the settings of a sweep are pooled one by one."""
+    rates = np.repeat([0.1, 0.2], 2)
+    (
+        write_run("a", [2, 4, 6, 8], num_seeds=2, sweep=rates),
+        write_run("b", [2, 4, 6, 8], num_seeds=2, seed=7, sweep=rates),
+    )
+    with np.load("b/metrics.npz") as file:
+        short = {name: x[..., : {NUM_ITERATIONS: 10, NUM_EVALUATIONS: 3}.get(x.shape[-1])] for name, x in file.items()}
+    np.savez("b/metrics.npz", **short)
+    compared("a", "b", "--labels", "x", "x")
+    row = values()["CartPole-v1", "x learning_rate=0.2", "", "mean"]
+    assert (row["seeds"], row["env_steps"], float(row["value"])) == ("4", "1000", 3.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"seed": 8, "gamma": 0.9}, "differ in gamma (0.99, 0.9)"),
+        ({"seed": 8, "algorithm": "dqn"}, "differ in script (ppo, dqn)"),
+        ({"seed": 8, "options": {"eval_max_steps": 50}}, "differ in eval_max_steps (10000, 50)"),
+        ({"seed": 8, "options": {"matmul_precision": "tf32"}}, "differ in matmul_precision (float32, tf32)"),
+        ({"seed": 7}, "share seed 7"),
+        ({"seed": 8, "a": 1, "b": 1, "c": "\n"}, "differ in a (None, 1), b (None, 1) and 1 more"),
+    ],
+)
+def test_runs_with_one_label_that_cannot_be_pooled_are_refused(changes, text, folder):
+    write_run("a", A, gamma=0.99), write_run("b", B, **{"gamma": 0.99} | changes)
+    assert_refused(
+        run("a", "b", "--labels", "A", "A"),
+        f"2 runs of CartPole-v1 have the label 'A' and {text}; give each run its own with --labels",
+    )
+
+
 # -- Bad input ---------------------------------------------------------------------------------------------------------
 
 
@@ -705,7 +755,6 @@ REFUSED = {
     "missing array": (["missing"], "it has no num_episodes"),
     "twice": (["a", "b/../a"], "given twice"),
     "few labels": (["a", "b", "--labels", "A"], "2, not 1"),
-    "one label": (["a", "b", "--labels", "A", "A"], "have the label 'A'"),
     "empty label": (["a", "--labels", ""], "--labels"),
     "bar": (["a", "--bar", "high"], "'high' is not a number"),
     "two bars": (["a", "--bar", "1", "2"], "--bar 1"),

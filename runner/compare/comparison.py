@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from pathlib import Path
@@ -26,6 +26,7 @@ RETURNS = ("episode_return", "num_episodes", "eval_episode_return")
 LANES = ("seed", "is_healthy")  # one value for each lane
 # Options on which final scores depend; when a run was evaluated before its end decides nothing.
 SCORING = ("eval_episodes", "eval_sampled", "eval_max_steps")
+OPTIONS = (*SCORING, "matmul_precision")  # which one method has in common
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,11 @@ class Line:
     fields: dict[str, Any]  # of the Config, with the setting of a sweep; in a labelled line its floats are texts
     swept: tuple[str, ...]  # names of the swept fields
     planned_seeds: int  # more than there are if the run was interrupted
-    options: dict[str, Any]  # SCORING
+    options: dict[str, Any]  # OPTIONS
     metrics: dict[str, np.ndarray]  # STEPS [n], RETURNS [num_seeds, n], LANES [num_seeds]
     label: str = ""
     is_evaluated: bool = True  # scored by its evaluation, else by its training return
+    num_runs: int = 1  # whose seeds these are
 
     @property
     def has_evaluation(self) -> bool:
@@ -84,7 +86,7 @@ def read_lines(directory: Path) -> list[Line]:
     env, defaults = record.config.get("env"), dataclasses.asdict(Options())
     if not isinstance(env, str) or not env.isprintable():
         raise ValueError(f"{record.path} does not name the environment")
-    options = {name: record.options.get(name, defaults[name]) for name in ("num_seeds", *SCORING)}
+    options = {name: record.options.get(name, defaults[name]) for name in ("num_seeds", *OPTIONS)}
     for name, x in options.items():
         if type(x) is not type(defaults[name]):
             raise ValueError(f"{record.path}: the option {name} cannot be {x!r}")
@@ -225,10 +227,30 @@ def label_lines(lines: list[Line], labels: dict[Path, str]) -> list[Line]:
         same = [line for line in lines if line.algorithm == algorithm]
         names[algorithm] = iter([_label(labels[x.directory], x, x.swept) for x in same] if labels else _name(same))
     labelled = [dataclasses.replace(line, label=next(names[line.algorithm])) for line in lines]
-    (env, label), count = Counter((line.env, line.label) for line in labelled).most_common(1)[0]
-    if count > 1:
-        raise ValueError(f"{count} runs of {env} have the label {label!r}; give each run its own with --labels")
-    return labelled
+    methods = defaultdict(list)
+    for line in labelled:
+        methods[line.env, line.label].append(line)
+    return [_pool(same) for same in methods.values()]
+
+
+def _pool(lines: list[Line]) -> Line:
+    """The seeds of several runs with one label as one method. Raises ValueError if their settings differ or they share
+    a seed."""
+    first, *others = lines
+    if not others:
+        return first
+    settings = [{"script": line.algorithm} | line.fields | line.options for line in lines]
+    differing = sorted(name for name in set().union(*settings) if len({repr(x.get(name)) for x in settings}) > 1)
+    values = [f"{name} ({', '.join(dict.fromkeys(_text(x.get(name)) for x in settings))})" for name in differing]
+    seeds, counts = np.unique(np.concatenate([line.metrics["seed"] for line in lines]), return_counts=True)
+    if values or counts.max() > 1:
+        more = f" and {len(values) - MAX_FIELDS} more" if len(values) > MAX_FIELDS else ""
+        why = f"differ in {', '.join(values[:MAX_FIELDS])}{more}" if values else f"share seed {seeds[counts.argmax()]}"
+        what = f"{len(lines)} runs of {first.env} have the label {first.label!r} and {why}"
+        raise ValueError(f"{what}; give each run its own with --labels")
+    metrics = _join([line.metrics for line in lines])
+    planned = sum(line.planned_seeds for line in lines)
+    return dataclasses.replace(first, metrics=metrics, planned_seeds=planned, num_runs=len(lines))
 
 
 def _with_short_texts(lines: list[Line]) -> list[Line]:

@@ -74,6 +74,8 @@ def _line_notes(line: Line) -> list[str]:
         notes.append(f"the run was interrupted, {num_seeds} of {line.planned_seeds} seeds have been trained so far")
     if num_seeds == 1:
         notes.append("one seed, so no interval")
+    if line.num_runs > 1:
+        notes.append(f"the seeds of {line.num_runs} runs are pooled, at the env steps that all of these have")
     if num_diverged := num_seeds - int(line.metrics["is_healthy"].sum()):
         notes.append(
             f"{num_diverged} of {num_seeds} seeds diverged: what they score counts in no number, only curves show it"
