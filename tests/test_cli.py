@@ -16,6 +16,7 @@ import pytest
 from helpers import ENVS, ROOT, SCRIPTS, call, capture, presets
 
 from runner.cli.options import Options
+from runner.cli.parse import check_unchanged
 from runner.experiment import Experiment
 from runner.main import ask
 from runner.report.progress import print_header
@@ -335,3 +336,9 @@ def test_parsing_leaves_the_command_line_as_it_is(script, monkeypatch):
     module = importlib.import_module(script)
     ask(module.__file__, module.Config)
     assert sys.argv == words
+
+
+def test_a_ranking_without_a_sweep_is_refused_also_when_resuming():
+    ranked = Options(rank_by="mean", resume="run")
+    with pytest.raises(ValueError, match="--rank-by has no effect without a --sweep"):
+        check_unchanged("run", (None, Options()), (None, ranked))
