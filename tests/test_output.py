@@ -14,7 +14,9 @@ from runs import FILES, OFTEN, assert_finished, assert_refused, directory_of, on
 import runner.files.record
 import runner.main
 from runner.files import checkpoint, store
+from runner.report import plots
 
+PICTURES = {"curve.png", "metrics.png"}
 pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 
 
@@ -87,6 +89,27 @@ def test_results_that_cannot_be_written_are_named(script, name, undisturbed):
     assert f"results in {directory}\n" in result.stdout
     assert run_differences(directory, undisturbed[2]) == []
     assert {path.name for path in directory.iterdir()} == FILES, "one file in the way must not take the others with it"
+
+
+def test_pictures_that_cannot_be_drawn(undisturbed_ppo, monkeypatch):
+    """As with text.usetex in the user's matplotlibrc and no LaTeX. All numbers are there before."""
+
+    def save(figure, path):
+        written.append({path.name for path in directory.iterdir()})
+        raise RuntimeError("latex could not be found\nlog")
+
+    written, directory = [], directory_of("ppo", "undrawn")
+    monkeypatch.setattr(plots, "_save", save)
+    result = call("ppo", *small_run("ppo", name="undrawn"), pictures=True)
+    assert result.status == 1, result
+    lines = [
+        f"error: {directory / name} is not drawn: RuntimeError: latex could not be found" for name in sorted(PICTURES)
+    ]
+    assert result.stderr.splitlines() == lines
+    assert all(names == FILES - PICTURES | {"training.lock"} for names in written)
+    assert "greedy evaluation" in result.stdout
+    assert f"results in {directory}\n" in result.stdout
+    assert run_differences(directory, undisturbed_ppo) == []
 
 
 @pytest.mark.parametrize("name", ["checkpoint.save", "folder.write_metrics"])

@@ -28,6 +28,11 @@ def fail(message: str, status: int = 2) -> NoReturn:
     raise SystemExit(status)
 
 
+def describe_error(error: Exception) -> str:
+    """An error in one line: its kind and the first line of what it says."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
 def shown_path(script: str) -> str:
     """The path of a script, from the current folder if it is in there."""
     path = Path(script).absolute()

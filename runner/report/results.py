@@ -2,7 +2,8 @@
 
 import contextlib
 import shlex
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from common.environment import make_env
 from runner.cli.options import resume_flag
-from runner.cli.parse import launcher, shown_path, start_command
+from runner.cli.parse import describe_error, launcher, shown_path, start_command
 from runner.devices.evaluation import episode_limit
 from runner.experiment import EVAL_METRICS, EVAL_STEPS, Experiment, Result
 from runner.files import store
@@ -37,12 +38,19 @@ def report(
         preset: the Config of the environment, None without one.
         is_stopped: whether a signal stopped the run; how to continue it is then said elsewhere.
     """
+
+    def write_summary() -> bool:
+        summary = scores.summary | {"timing": timing.summary()} | describe_machine(experiment.options.devices)
+        return attempt(store.write_json, directory / store.SUMMARY, summary)
+
     with timing.measure("reporting"):
         scores = compute(experiment, preset, result)
-        is_written = write_plots(experiment, directory, result, scores)
-    summary = scores.summary | {"timing": timing.summary()} | describe_machine(experiment.options.devices)
-    is_written &= attempt(store.write_json, directory / store.SUMMARY, summary)
+        is_written = write_curves(experiment, directory, scores)
+    has_summary = write_summary()  # before the pictures, whatever becomes of them
     print_scores(experiment, directory, scores)
+    with timing.measure("reporting"):
+        is_written &= draw_plots(experiment, directory, result, scores)
+    is_written &= has_summary and write_summary()  # with the seconds that they took
     print_commands(experiment, directory, is_stopped)
     return is_written
 
@@ -50,29 +58,42 @@ def report(
 # -- Files -------------------------------------------------------------------------------------------------------------
 
 
-def write_plots(experiment: Experiment, directory: Path, result: Result, scores: Scores) -> bool:
-    """Write curve.csv and the pictures. Returns whether all were written."""
+def write_curves(experiment: Experiment, directory: Path, scores: Scores) -> bool:
+    """Write curve.csv. Returns whether it was written."""
+    columns = [*experiment.settings, "return", "env_step", "mean", "iqm", "ci_low", "ci_high"]
+    rows = curve_rows(experiment.settings, scores.curves)
+    return attempt(store.write_table, directory / store.CURVE_TABLE, columns, rows)
+
+
+def draw_plots(experiment: Experiment, directory: Path, result: Result, scores: Scores) -> bool:
+    """Write the pictures. Returns whether all were written."""
     curves, ranking = scores.curves, scores.ranking
     title = f"{experiment.algorithm} on {experiment.config.env}"
     if experiment.settings:
         is_grid = experiment.options.sweep_samples == 0
         points = experiment.settings, scores.settings, scores.env_steps
-        ok = attempt(plot_sweep, directory / store.SWEEP_PLOT, *points, is_grid, title)
+        ok = draw(plot_sweep, directory / store.SWEEP_PLOT, *points, is_grid, title)
         names = [experiment.name_setting(i) for i in range(experiment.num_settings)]
-        ok &= attempt(plot_curves, directory / store.CURVE_PLOT, names, curves, ranking, title, experiment.policy)
+        ok &= draw(plot_curves, directory / store.CURVE_PLOT, names, curves, ranking, title, experiment.policy)
     else:
         curve = {kind: x[0] for kind, x in curves.items()}
-        ok = attempt(plot_curve, directory / store.CURVE_PLOT, curve, title, experiment.policy)
+        ok = draw(plot_curve, directory / store.CURVE_PLOT, curve, title, experiment.policy)
     env_steps = experiment.env_steps(result.metrics["episode_return"].shape[1])
     shown = {name: (env_steps, x) for name, x in result.metrics.items()}
     if "evaluation" in curves:
         shown |= {name: (result.evaluations[EVAL_STEPS], result.evaluations[name]) for name in EVAL_METRICS}
     shown = {name: (steps, experiment.by_setting(x)[ranking[0]]) for name, (steps, x) in shown.items()}
     best = f"{title} {experiment.name_setting(ranking[0])}".rstrip()
-    ok &= attempt(plot_metrics, directory / store.METRICS_PLOT, shown, best)
-    columns = [*experiment.settings, "return", "env_step", "mean", "iqm", "ci_low", "ci_high"]
-    rows = curve_rows(experiment.settings, curves)
-    return ok & attempt(store.write_table, directory / store.CURVE_TABLE, columns, rows)
+    return ok & draw(plot_metrics, directory / store.METRICS_PLOT, shown, best)
+
+
+def draw(plot: Callable, path: Path, *content: Any) -> bool:
+    """`attempt` to write a picture, where the settings of the user's matplotlib may cause any error."""
+    try:
+        return attempt(plot, path, *content)
+    except Exception as error:
+        print(f"error: {path} is not drawn: {describe_error(error)}", file=sys.stderr)
+        return False
 
 
 def curve_rows(settings: dict[str, np.ndarray], curves: dict[str, list[Curve]]) -> Iterator[list[Any]]:
