@@ -23,10 +23,9 @@ from scipy import stats
 
 from runner.compare import __main__ as compare
 from runner.compare import labels as compare_labels
-from runner.compare import plots as compare_plots
 from runner.compare.comparison import MAX_LINES
 from runner.compare.notes import FEW_SEEDS
-from runner.report import statistics
+from runner.report import plots, statistics
 from runner.report.statistics import aggregate_iqm, iqm, performance_profile, probability_of_improvement
 
 scores_of_seeds = hnp.arrays(np.float64, st.integers(1, 20), elements=st.integers(-5, 5))  # with many ties
@@ -197,7 +196,7 @@ def test_labels_are_broken_at_spaces_and_never_in_a_number(label, expected):
 
 
 def test_lines_differ_in_colour_style_and_marker():
-    for properties in (compare_plots.COLORS, compare_plots.STYLES, compare_plots.MARKERS):
+    for properties in (plots.COLORS, plots.STYLES, plots.MARKERS):
         assert len(set(properties)) == MAX_LINES
 
 
@@ -766,6 +765,7 @@ REFUSED = {
     "bounds twice": (["a", "--bounds", "CartPole-v1=0:1", "CartPole-v1=0:2"], "twice"),
     "bounds of another": (["a", "--bounds", "Pong=0:1"], "CartPole-v1"),
     "a run behind bounds": (["a", "--bounds", "CartPole-v1=0:1", "b"], "--bounds b"),
+    "no width": (["a", "--width", "nan"], "--width must be 0 or from 1 to 100 inches, not nan"),
     "no picture": (["a", "--out", "a.txt"], ".png, .pdf or .svg"),
 }
 
@@ -799,6 +799,62 @@ def test_a_picture_that_cannot_be_written(folder):
     result = run("a", "--out", "a/config.json/new.png")
     assert (result.status, result.stderr.count("\n")) == (2, 1)
     assert "cannot write a/config.json/new.png" in result.stderr
+
+
+def test_a_picture_that_cannot_be_drawn(folder):
+    """Whatever matplotlib raises: the tables are there, printed and as files."""
+    write_run("a", A)
+    with mock.patch.object(Figure, "savefig", side_effect=RuntimeError("no latex\nlog")):
+        result = run("a")
+    assert (result.status, result.stderr) == (1, "error: compare.png is not drawn: RuntimeError: no latex\n")
+    assert methods(result.stdout) == ["ppo"]
+    assert {path.name for path in folder.iterdir()} == {"a", "compare.md", "compare.csv"}
+
+
+def test_ctrl_c_ends_it_in_silence(folder):
+    write_run("a", A)
+    with mock.patch.object(Figure, "savefig", side_effect=KeyboardInterrupt):
+        result = run("a")
+    assert (result.status, result.stderr) == (130, "")
+
+
+def test_no_name_is_read_as_a_formula(folder, figures):
+    """At this one matplotlib would raise."""
+    write_run("a", A, "p$^$", env="x$^$"), write_run("b", B, "dqn", env="x$^$")
+    compared("a", "b", "--bounds", "x$^$=0:500")
+    assert r"x\$^\$" in {text for text, _ in texts_of(figures[0])}
+
+
+@pytest.mark.parametrize("label", ["m{}", "the method that has the long name {}"])
+@pytest.mark.parametrize("width", [5.5, 7.0])
+def test_a_picture_has_the_width_that_is_asked_for(width, label, folder, figures):
+    """With the text as large as ever, and all of it in the picture."""
+    envs = ["CartPole-v1", "Acrobot-v1"]
+    runs = [write_run(f"{i}-{env}", np.array(A) - 50 * i, env=env) for i in range(3) for env in envs]
+    labels = [label.format(i) for i in range(3) for _ in envs]
+    compared(*runs, "--labels", *labels, "--width", width, "--bounds", *(f"{env}=0:500" for env in envs))
+    (figure,) = figures
+    assert figure.get_size_inches()[0] == pytest.approx(width)
+    assert {text.get_fontsize() for text in figure.findobj(Text) if text.get_text()} == {7.0, 8.0, 9.0}
+    for text, box in texts_of(figure):
+        assert 0 <= box.x0 <= box.x1 <= figure.bbox.width, text
+        assert 0 <= box.y0 <= box.y1 <= figure.bbox.height, text
+
+
+def test_labels_that_leave_no_room_in_a_width_are_refused(folder):
+    write_run("a", A)
+    least = "--width 2 leaves no room beside the labels; give at least 3.1, or shorter --labels"
+    assert_refused(run("a", "--width", "2"), least)
+    compared("a", "--width", "3.1")
+
+
+def test_the_fonts_of_a_pdf_are_no_type_3(folder):
+    """Which journals refuse; the text of an .svg is text."""
+    write_run("a", A)
+    compared("a", "--out", "a.pdf")
+    assert b"/Type3" not in Path("a.pdf").read_bytes()
+    compared("a", "--out", "a.svg")
+    assert ">ppo</text>" in Path("a.svg").read_text()
 
 
 @pytest.mark.parametrize("ending", ["pdf", "svg"])

@@ -8,7 +8,8 @@ from matplotlib import image
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from runner.report import plots
-from runner.report.plots import plot_curve, plot_metrics, plot_sweep
+from runner.report.plots import plot_curve, plot_curves, plot_metrics, plot_sweep
+from runner.report.results import draw as draw_picture
 from runner.report.statistics import Curve
 
 STEPS = np.arange(1, 21) * 1000
@@ -147,3 +148,66 @@ def test_powers_of_ten_have_a_logarithmic_axis_also_with_a_zero(values, scale, m
     steps = np.full(len(values), 100)
     plot_sweep("sweep.png", {"coefficient": np.array(values)}, summaries, steps, is_grid=True, title="")
     assert figures[0].axes[0].get_xscale() == scale
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """Every figure that is saved, once it has been drawn."""
+    figures = []
+
+    def save(figure, path):
+        FigureCanvasAgg(figure).draw()
+        figures.append(figure)
+
+    monkeypatch.setattr(plots, "_save", save)
+    return figures
+
+
+SCORES = [{"iqm": 1.0, "ci_low": 0.0, "ci_high": 2.0}] * 2
+TEX = "$^$"  # no formula, at which matplotlib raises
+
+
+def test_no_text_is_read_as_a_formula(figures):
+    curve, values = curve_of(2), np.array([0.1, 0.2])
+    plot_curve(None, {"training": curve}, TEX)
+    plot_curves(None, [TEX, "b"], {"training": [curve, curve]}, [0, 1], TEX)
+    plot_metrics(None, {TEX: (STEPS, np.ones((1, 20)))}, TEX)
+    plot_sweep(None, {TEX: values}, SCORES, np.full(2, 100), True, TEX)
+    plot_sweep(None, {TEX: values, "b": values}, SCORES, np.full(2, 100), True, TEX)
+    assert len(figures) == 5
+
+
+def test_the_curves_of_a_sweep_differ_in_colour_style_and_marker(figures):
+    plot_curves(None, list("abcdefgh"), {"training": [curve_of(2)] * 8}, list(range(8)), "title")
+    lines = figures[0].axes[0].lines
+    assert len(lines) == plots.MAX_LINES
+    for looks in ([x.get_color() for x in lines], [x.get_marker() for x in lines], [x._dash_pattern for x in lines]):
+        assert len(set(map(repr, looks))) == len(lines)
+
+
+@pytest.mark.parametrize(("num_seeds", "title"), [(1, "title"), (2, "title: median and middle half of the seeds")])
+def test_metrics_of_one_seed_have_no_quartiles(num_seeds, title, figures):
+    """And a tick has its whole number: what all have in common would stand over the title of the panel."""
+    values = 1 + 1e-6 * np.linspace(0, 1, 20) * np.ones((num_seeds, 1))
+    plot_metrics(None, {"eta": (STEPS, values)}, "title")
+    assert figures[0].get_suptitle() == title
+    assert figures[0].axes[0].yaxis.get_offset_text().get_text() == ""
+
+
+def test_a_cell_without_a_score_can_be_read(figures):
+    """Its cell is white."""
+    scores = [{"iqm": np.nan}, {"iqm": 1.0}]
+    plot_sweep(None, {"a": np.array([1, 2]), "b": np.array([1, 1])}, scores, np.full(2, 100), True, "title")
+    assert {text.get_text(): text.get_color() for text in figures[0].axes[0].texts}["nan"] == "black"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("latex\nlog"), ValueError("image too large"), MemoryError()])
+def test_a_picture_that_cannot_be_drawn_is_said_in_a_line(error, tmp_path, monkeypatch, capsys):
+    def save(figure, path):
+        raise error
+
+    monkeypatch.setattr(plots, "_save", save)
+    assert not draw_picture(plot_curve, tmp_path / "curve.png", {"training": curve_of(1)}, "title")
+    printed = capsys.readouterr()
+    first = str(error).partition("\n")[0]
+    assert printed.err == f"error: {tmp_path}/curve.png is not drawn: {type(error).__name__}: {first}\n"

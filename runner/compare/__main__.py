@@ -2,6 +2,7 @@
 
 import math
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,12 +10,13 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from runner.cli.parse import fail
+from runner.cli.parse import describe_error, fail
 from runner.compare import tables
 from runner.compare.comparison import Line, best_labels, by_environment, label_lines, read_lines
 from runner.compare.notes import make_notes
 
 FORMATS = (".png", ".pdf", ".svg")
+MAX_WIDTH = 100  # inches
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Arguments:
     ]  # folders that training runs wrote
     labels: tuple[str, ...] = ()  # label of each run, in order; empty: the algorithm, and what tells its runs apart
     out: str = "compare.png"  # picture to write, .png, .pdf or .svg; the tables go beside it, as .md and .csv
+    width: float = 0.0  # width of the picture in inches, such as 5.5 for a paper; 0: what its panels take
     bar: tuple[str, ...] = ()  # also print the share of seeds that score at least this; SCORE, or ENV=SCORE for each
     # scores that count as 0 and as 1, for the aggregate over environments and the performance profile;
     # ENV=LOW:HIGH for each environment, such as CartPole-v1=0:500
@@ -34,14 +37,17 @@ class Arguments:
 
 
 def main() -> None:
-    """The command line. Exits with status 2 and one line where the input is bad."""
-    arguments = tyro.cli(Arguments, prog="python -m runner.compare")
+    """The command line. Exits with status 2 and one line where the input is bad, with 1 and one line where matplotlib
+    cannot draw the picture, and with 128 + SIGINT after Ctrl-C."""
     try:
+        arguments = tyro.cli(Arguments, prog="python -m runner.compare")
         compare(arguments)
     except ValueError as error:
         fail(str(error))
     except OSError as error:
         fail(f"cannot write {arguments.out}: {error.strerror}; choose another --out")
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
 
 
 def compare(arguments: Arguments) -> None:
@@ -54,6 +60,8 @@ def compare(arguments: Arguments) -> None:
     path = Path(arguments.out)
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"--out {path} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+    if not (arguments.width == 0 or 1 <= arguments.width <= MAX_WIDTH):
+        raise ValueError(f"--width must be 0 or from 1 to {MAX_WIDTH} inches, not {arguments.width:g}")
     environments = read_environments(arguments)
     bars = read_bars(arguments.bar, list(environments))
     bounds = read_bounds(arguments.bounds, list(environments))
@@ -65,13 +73,18 @@ def compare(arguments: Arguments) -> None:
         tables.print_table(table, path.with_suffix(".csv"))
     print("\n".join(["", *(f"note: {note}" for note in notes)]), flush=True)
 
-    from runner.compare.plots import plot_comparison  # half a second of imports
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    drawn = {label: normalized[label] for label in shown if label in normalized}
-    plot_comparison(path, environments, shown, drawn, pairs.values if pairs else [])
     tables.write_markdown(path.with_suffix(".md"), made, notes)
     tables.write_csv(path.with_suffix(".csv"), made)
+    drawn = {label: normalized[label] for label in shown if label in normalized}
+    try:
+        from runner.compare.plots import plot_comparison  # half a second of imports
+
+        plot_comparison(path, environments, shown, drawn, pairs.values if pairs else [], arguments.width)
+    except OSError:
+        raise
+    except Exception as error:  # the settings of the user's matplotlib may cause any
+        fail(f"{path} is not drawn: {describe_error(error)}", 1)
     print(f"written to {path}, {path.with_suffix('.md')} and {path.with_suffix('.csv')}")
 
 

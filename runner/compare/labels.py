@@ -5,6 +5,8 @@ import re
 import numpy as np
 from matplotlib.textpath import TextPath
 
+from runner.report.plots import plain
+
 FONT_SIZE = 8.0  # points
 LINE_HEIGHT = 1.35 * FONT_SIZE / 72  # inches
 # Where a word may be broken that is longer than a line: never in a number such as 1e-05.
@@ -21,7 +23,7 @@ def wrap(label: str, width: int) -> str:
                 lines[-1] = longer
             else:
                 lines.append(part)
-    return "\n".join(lines).replace("$", r"\$")
+    return plain("\n".join(lines))
 
 
 def text_width(text: str) -> float:

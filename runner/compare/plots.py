@@ -4,22 +4,19 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from runner.cli.parse import fail
 from runner.compare.comparison import Line
 from runner.compare.labels import FONT_SIZE, spread, text_height, text_width, wrap
 from runner.compare.tables import ALL, Value, evaluation_of
 from runner.files.store import replacing
-from runner.report.plots import style
+from runner.report.plots import COLORS, MARKER_SIZE, MARKERS, marked, plain, style
 from runner.report.statistics import performance_profile
 
-# Of Okabe and Ito's palette; neighbours also differ in lightness, and all in line style and marker.
-COLORS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#009E73", "#D55E00")
-STYLES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 3)))
-MARKERS = ("o", "s", "^", "D", "v", "X")
-NUM_MARKERS, MARKER_SIZE = 6, 4.0  # on a line, in points
 NUM_TAUS = 101
 LEGEND = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False, "borderpad": 0.0, "borderaxespad": 0.3}
 BESIDE = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "annotation_clip": False}
@@ -27,6 +24,9 @@ MAX_COLUMNS, MAX_CHARACTERS = 2, 24  # of panels, and of a label in a line
 # Inches: a panel, and the room around it. Margins are not left to a layout engine, which does not know of the labels.
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, CONNECTOR, EDGE = 2.7, 2.1, 0.85, 0.5, 0.35, 0.35, 0.15
 MIN_WIDTH = 2.2  # of the panel of P(A > B), which has labels on both sides
+MIN_PANEL = 1.5  # of any panel of a picture of a given width
+# Fonts that journals take, and text of an .svg that stays text.
+FONTS = {"pdf.fonttype": 42, "svg.fonttype": "none"}
 
 
 def plot_comparison(
@@ -35,6 +35,7 @@ def plot_comparison(
     shown: list[str],
     normalized: dict[str, list[np.ndarray]],
     pairs: list[Value],
+    width: float = 0.0,
 ) -> None:
     """Write a panel of learning curves for each environment, and one of performance profiles and of P(A > B) if there
     are some.
@@ -43,39 +44,57 @@ def plot_comparison(
         shown: labels of the methods to draw.
         normalized: label -> normalised scores, for each environment [num_seeds]; empty: no performance profiles.
         pairs: P(A > B) of each two of these methods; empty: none.
+        width: inches; 0: what the panels take. Exits where labels leave too little of it.
 
     Raises OSError if `path` cannot be written.
     """
     texts = {label: wrap(label, MAX_CHARACTERS) for label in shown}
-    cell = LEFT + WIDTH + CONNECTOR + max(map(text_width, texts.values())) + EDGE
+    beside = LEFT + CONNECTOR + max(map(text_width, texts.values())) + EDGE
     height = max(HEIGHT, sum(map(text_height, texts.values())))
     draws = [partial(_plot_curves, env=env, lines=lines, texts=texts) for env, lines in environments.items()]
     if normalized:
         draws.append(partial(_plot_profiles, normalized=normalized, texts=texts))
 
     # P(A > B) takes the next cell of the grid or, where its labels are long, a row of its own.
-    sides = {label: wrap(label, 2 * MAX_CHARACTERS) for label in shown}
+    sides = {label: wrap(label, MAX_CHARACTERS if width else 2 * MAX_CHARACTERS) for label in shown}
     margin = max(map(text_width, sides.values())) + 2 * EDGE
-    needed = 2 * margin + MIN_WIDTH if pairs else 0.0
-    is_cell = 0 < needed <= cell
-    num_columns = min(len(draws) + is_cell, MAX_COLUMNS)
-    width = max(num_columns * cell, needed)
+    needed = 2 * margin + (MIN_PANEL if width else MIN_WIDTH) if pairs else 0.0
+    least = max(beside + MIN_PANEL, needed)
+    if 0 < width < least:
+        fail(
+            f"--width {width:g} leaves no room beside the labels; give at least {least + 0.05:.1f}, or shorter --labels"
+        )
+    for num_columns in range(MAX_COLUMNS, 0, -1):
+        cell = width / num_columns if width else beside + WIDTH
+        is_cell = 0 < needed <= cell
+        if num_columns <= len(draws) + is_cell and cell - beside >= MIN_PANEL:
+            break
+    width = width or max(num_columns * cell, needed)
 
     def corner(index: int) -> tuple[float, float]:
         row, column = divmod(index, num_columns)
         return column * cell, row * (TOP + height + BOTTOM) + TOP
 
-    boxes = [(x + LEFT, y, WIDTH, height) for x, y in map(corner, range(len(draws)))]  # inches from above on the left
+    boxes = [
+        (x + LEFT, y, cell - beside, height) for x, y in map(corner, range(len(draws)))
+    ]  # inches from above on the left
     if pairs:
         x, y = corner(len(draws) if is_cell else -(-len(draws) // num_columns) * num_columns)
         rows = sum(1.2 * max(text_height(sides[pair.method]), text_height(sides[pair.other])) for pair in pairs)
-        boxes.append((x + margin, y, (cell if is_cell else width) - 2 * margin, max(rows, height * is_cell)))
+        boxes.append(
+            (
+                x + margin,
+                y,
+                (cell if is_cell else width) - 2 * margin,
+                max(rows, height * (is_cell and num_columns > 1)),
+            )
+        )
         draws.append(partial(_plot_pairs, pairs=pairs, texts=sides))
     size = np.array([width, max(y + height for _, y, _, height in boxes) + BOTTOM])
     figure = Figure(figsize=tuple(size))
     for draw, (left, top, *extent) in zip(draws, boxes, strict=True):
         draw(figure.add_axes((*((left, size[1] - top - extent[1]) / size), *(extent / size))))
-    with replacing(path) as temporary:
+    with replacing(path) as temporary, rc_context(FONTS):
         figure.savefig(temporary, dpi=200, format=path.suffix[1:])
 
 
@@ -89,7 +108,7 @@ def _plot_curves(axes: Axes, env: str, lines: list[Line], texts: dict[str, str])
             ends |= _plot_line(axes, list(texts).index(line.label), texts[line.label], *columns)
     score = evaluation_of(lines) if lines[0].is_evaluated else "training"
     best = f", the best {len(ends)} of {len(lines)}" if len(ends) < len(lines) else ""
-    axes.set_title(env + best, fontsize=FONT_SIZE + 1)
+    axes.set_title(plain(env) + best, fontsize=FONT_SIZE + 1)
     axes.set_xlabel("environment steps per seed", fontsize=FONT_SIZE)
     axes.set_ylabel(f"episode return ({score}),\nIQM over seeds with 95 % CI", fontsize=FONT_SIZE)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -146,10 +165,7 @@ def _plot_line(
     """Draw a line with its band. Returns text -> index and the line's last point; empty if the line is."""
     if len(x) == 0:
         return {}
-    step = max(1, len(x) // NUM_MARKERS)
-    options = {"color": COLORS[index], "linestyle": STYLES[index], "linewidth": 1.5}
-    markers = {"marker": MARKERS[index], "markersize": MARKER_SIZE, "markevery": (index * step // len(COLORS), step)}
-    axes.plot(x, y, label=text, **options, **markers)
+    axes.plot(x, y, label=text, linewidth=1.5, **marked(index, len(x)))
     axes.fill_between(x, low, high, color=COLORS[index], alpha=0.18, linewidth=0)
     return {text: (index, float(x[-1]), float(y[-1]))}
 

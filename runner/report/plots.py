@@ -1,6 +1,7 @@
 """Learning curves and sweeps as pictures."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,6 +12,11 @@ from runner.cli.sweep import short_texts
 from runner.files.store import replacing
 from runner.report.statistics import Curve
 
+# Of Okabe and Ito's palette; neighbours also differ in lightness, and all in line style and marker.
+COLORS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#009E73", "#D55E00")
+STYLES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 3)))
+MARKERS = ("o", "s", "^", "D", "v", "X")
+NUM_MARKERS, MARKER_SIZE = 6, 4.0  # on a line, in points
 MAX_LINES = 6  # curves of a sweep, those of the best settings
 MAX_SEEDS = 100  # thin lines
 QUARTILES = (0.25, 0.5, 0.75)
@@ -27,6 +33,18 @@ def style(axes: Axes) -> None:
     """Give the axes the common look: a faint grid, no frame above and on the right."""
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def plain(text: str) -> str:
+    """A text without mathematics for matplotlib, which reads what is between two $ as such."""
+    return text.replace("$", r"\$")
+
+
+def marked(index: int, num_points: int) -> dict[str, Any]:
+    """Colour, line style and markers of a line of so many points, whose markers are beside those of other lines."""
+    step = max(1, num_points // NUM_MARKERS)
+    line = {"color": COLORS[index], "linestyle": STYLES[index], "marker": MARKERS[index], "markersize": MARKER_SIZE}
+    return line | {"markevery": (index * step // len(COLORS), step)}
 
 
 def plot_curve(path: Path, curves: dict[str, Curve], title: str, policy: str = "greedy") -> None:
@@ -56,8 +74,9 @@ def plot_curve(path: Path, curves: dict[str, Curve], title: str, policy: str = "
     axes.plot(curve.env_steps, curve.iqm, color="tab:blue", linewidth=2, label=label)
     if "evaluation" in curves:
         training = curves["training"]
-        axes.plot(training.env_steps, training.iqm, color="tab:orange", linewidth=1, label="training return", zorder=1)
-    axes.set(title=title, xlabel="environment steps per seed", ylabel="episode return")
+        line = {"color": "tab:orange", "linestyle": "--", "linewidth": 1, "zorder": 1}
+        axes.plot(training.env_steps, training.iqm, label="training return", **line)
+    axes.set(title=plain(title), xlabel="environment steps per seed", ylabel="episode return")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small")
     style(axes)
@@ -82,14 +101,14 @@ def plot_curves(
     kind = f"{policy} evaluation" if "evaluation" in curves else "training return"
     curves, shown = curves.get("evaluation", curves["training"]), ranking[:MAX_LINES]
     for rank, index in enumerate(shown):
-        x, color = curves[index], f"C{rank}"
-        axes.plot(x.env_steps, x.iqm, color=color, label=names[index])
-        axes.fill_between(x.env_steps, x.ci_low, x.ci_high, color=color, alpha=0.15, linewidth=0)
+        x = curves[index]
+        axes.plot(x.env_steps, x.iqm, label=plain(names[index]), **marked(rank, len(x.iqm)))
+        axes.fill_between(x.env_steps, x.ci_low, x.ci_high, color=COLORS[rank], alpha=0.12, linewidth=0)
     if len(shown) < len(ranking):
         title = f"{title}, the best {len(shown)} of {len(ranking)} settings"
-    axes.set(title=title, xlabel="environment steps per seed", ylabel=f"episode return ({kind}), IQM over seeds")
+    axes.set(title=plain(title), xlabel="environment steps per seed", ylabel=f"episode return ({kind}), IQM over seeds")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    figure.legend(loc="outside lower center", frameon=False, fontsize="small")
+    figure.legend(loc="outside lower center", frameon=False, fontsize="small", handlelength=4)
     style(axes)
     _save(figure, path)
 
@@ -120,14 +139,15 @@ def plot_metrics(path: Path, metrics: dict[str, tuple[np.ndarray, np.ndarray]], 
             axes.plot(steps, middle, color="tab:blue", linewidth=1)
         axes.locator_params(nbins=4)
         axes.ticklabel_format(axis="y", useOffset=False)  # its text would lie on the title
-        axes.set_title(name, fontsize="medium")
+        axes.set_title(plain(name), fontsize="medium")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         style(axes)
     for axes in panels[len(metrics) :]:
         axes.set_visible(False)
     for axes in panels[: len(metrics)][-num_columns:]:  # the lowest of each column
         axes.tick_params(labelbottom=True)
-    figure.suptitle(f"{title}: median and middle half of the seeds")
+    num_seeds = max((len(x) for _, x in metrics.values()), default=1)
+    figure.suptitle(plain(title) + ": median and middle half of the seeds" * (num_seeds > 1))
     figure.supxlabel("environment steps per seed")
     _save(figure, path)
 
@@ -176,22 +196,23 @@ def plot_sweep(
             lengths = sorted(set(env_steps.tolist()), reverse=True)
             is_line = len(settings) == 1
             if is_line and len(lengths) == 1:
-                axes.plot(values[order], scores[order], color="tab:blue")
-                axes.fill_between(values[order], low[order], high[order], color="tab:blue", alpha=0.25, linewidth=0)
+                axes.plot(values[order], scores[order], color=COLORS[0])
+                axes.fill_between(values[order], low[order], high[order], color=COLORS[0], alpha=0.25, linewidth=0)
             for number, length in enumerate(lengths):
                 chosen = env_steps == length
                 label = f"after {length:,} env steps"
-                axes.plot(values[chosen], scores[chosen], "o", color=f"C{number}", label=label)
+                look = {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
+                axes.plot(values[chosen], scores[chosen], linestyle="", label=label, **look)
             least = values[values > 0].min(initial=np.inf)
             if values.min() >= 0 and values.max() / least > 20:
                 axes.set_xscale("symlog", linthresh=least)  # a logarithm that has a place for 0
                 axes.set_xlim(left=0.7 * values.min())
-            axes.set_xlabel(name)
+            axes.set_xlabel(plain(name) + " (log scale)" * (axes.get_xscale() == "symlog"))
             style(axes)
         panels[0].set_ylabel(f"{SCORE} with 95 % CI" if is_line and len(lengths) == 1 else SCORE)
         if len(lengths) > 1:
             panels[0].legend(frameon=False, fontsize="small")
-    figure.suptitle(title)
+    figure.suptitle(plain(title))
     _save(figure, path)
 
 
@@ -206,11 +227,11 @@ def _plot_heat_map(figure: Figure, settings: dict[str, np.ndarray], scores: np.n
     image = axes.imshow(cells, origin="lower", aspect="auto")
     axes.set_xticks(range(len(x_values)), map(short_texts(x_values).get, x_values), rotation=45)
     axes.set_yticks(range(len(y_values)), map(short_texts(y_values).get, y_values))
-    axes.set(xlabel=x_name, ylabel=y_name)
+    axes.set(xlabel=plain(x_name), ylabel=plain(y_name))
     if cells.size <= 100:
         middle = (np.nanmin(cells) + np.nanmax(cells)) / 2 if np.isfinite(cells).any() else 0.0
         for (row, column), value in np.ndenumerate(cells):
-            color = "black" if value > middle else "white"
+            color = "white" if value <= middle else "black"  # also of NaN, whose cell is white
             text = f"{value:.4g}"
             if len(set(env_steps.tolist())) > 1:
                 text += f"\nat {EngFormatter(places=0, sep='')(steps[row, column])}"
