@@ -903,5 +903,5 @@ print([name for name in slow if name in sys.modules])
 def test_help(folder):
     result = execute("-m", "runner.compare", "--help", cwd=folder, **environ())
     assert (result.status, result.stderr) == (0, "")
-    for word in ("RUN", "--labels", "--out", "--bar", "--bounds", "CartPole-v1=0:500"):
+    for word in ("RUN", "--labels", "--out", "--width", "--bar", "--bounds", "CartPole-v1=0:500"):
         assert word in result.stdout
