@@ -130,13 +130,6 @@ class Experiment:
         """The Algorithm of one lane; settings: swept field -> []."""
         return self.make(dataclasses.replace(self.config, **settings))
 
-    @cached_property
-    def scalars(self) -> set[str]:
-        """Names of the metrics that are scalars of the environment, which may be NaN at any time."""
-        from common.environment import make_env  # imports flax, for which a comparison of runs need not wait
-
-        return set(make_env(self.config.env).scalars)
-
     def env_steps(self, num_iterations: int) -> np.ndarray:
         """Env steps of one lane at the end of each of the first iterations, int64 [num_iterations]."""
         return self.config.env_steps(np.arange(1, num_iterations + 1))

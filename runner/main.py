@@ -38,7 +38,6 @@ from runner.files.load import load
 from runner.files.record import PACKAGES, Record, check_rungs, read_config, read_options, read_record
 from runner.files.store import write_metrics
 from runner.report.progress import lasting_output
-from runner.report.scores import healthy_lanes
 from runner.report.timing import Timing
 from runner.report.tracking import check_wandb
 from runner.training import Run
@@ -213,7 +212,7 @@ def conclude(run: Run, results: dict[Part, Result]) -> None:
     result = run.join(results)
     if not run.is_single:
         env_steps = experiment.env_steps(experiment.config.num_iterations)
-        lanes = experiment.lanes_of(Part(0, experiment.num_lanes))
+        lanes = experiment.lanes_of(Part(0, experiment.num_lanes)) | {"is_healthy": result.scores["is_healthy"]}
         if experiment.is_halved:
             lanes |= {"num_iterations": result.num_iterations}
         write_metrics(directory, env_steps, lanes, result.metrics, result.evaluations)
@@ -230,7 +229,7 @@ def conclude(run: Run, results: dict[Part, Result]) -> None:
 def log_episode(run: Run, result: Result) -> None:
     """Log a greedy episode of the first seed to wandb, if runs are evaluated and the environment can be drawn."""
     experiment, env = run.experiment, make_env(run.experiment.config.env)
-    if not (run.tracker.runs and experiment.options.eval_episodes and healthy_lanes(experiment, result)[0]):
+    if not (run.tracker.runs and experiment.options.eval_episodes and result.scores["is_healthy"][0]):
         return
     try:
         ending, render = env.suite.renderer()

@@ -36,9 +36,8 @@ from runner.files import checkpoint, store
 from runner.files.claim import discard
 from runner.files.record import write_record
 from runner.report.progress import ProgressDisplay, print_header
-from runner.report.scores import healthy_lanes
 from runner.report.timing import Timing
-from runner.report.tracking import Tracker, with_health
+from runner.report.tracking import Tracker
 
 SECONDS_PER_SEGMENT = 1.0  # target duration of a segment
 LEAST_LANES = 4  # on a CPU core, in the program of the last rung, if it is to train the rungs before too
@@ -153,7 +152,7 @@ class Run:
         factor, score, settings = experiment.halving_factor, "eval_episode_return", rung.settings
         if score in result.scores and result.evaluations[EVAL_STEPS][0] == 0:
             untrained = self.lanes.by_setting(result.evaluations[score][:, 0])
-            final = np.where(healthy_lanes(self.lanes, result), result.scores[score], np.nan)
+            final = np.where(result.scores["is_healthy"], result.scores[score], np.nan)
             scores = self.lanes.by_setting(final), untrained, factor
             settings, what = tuple(settings[i] for i in choose(*scores)), describe_cut(*scores)
         else:
@@ -268,8 +267,10 @@ class Run:
                 self.timing.add_training(elapsed, (config.env_steps(end) - config.env_steps(start)) * part.num_lanes)
                 length = int(np.clip((end - start) / elapsed * seconds, 1, self.programs.capacity))
                 progress = Progress(end, state, append_metrics(progress.metrics, records), progress.evaluations)
-                self.log(self.experiment.env_steps(end)[start:], with_health(self.experiment, records))
-                display.update(progress, records)
+                is_healthy = self.programs.is_healthy(part, state)
+                shares = {"is_healthy": np.repeat(is_healthy[:, None], end - start, axis=1)}
+                self.log(self.experiment.env_steps(end)[start:], records | shares)
+                display.update(progress, is_healthy)
                 if time.perf_counter() - saved_time >= options.checkpoint_every:
                     self.save(part, progress)
                     saved, saved_time = progress.iteration, time.perf_counter()
@@ -288,7 +289,8 @@ class Run:
 
     def write_metrics(self, part: Part, progress: Progress) -> None:
         """Write metrics.npz of a part."""
-        env_steps, lanes = self.lanes.env_steps(progress.iteration), self.lanes.lanes_of(part)
+        env_steps = self.lanes.env_steps(progress.iteration)
+        lanes = self.lanes.lanes_of(part) | {"is_healthy": self.programs.is_healthy(part, progress.state)}
         with self.timing.measure("saving"):
             store.write_metrics(self.folder_of(part), env_steps, lanes, progress.metrics, progress.evaluations)
 

@@ -5,7 +5,6 @@ import itertools
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -629,14 +628,6 @@ def test_a_seed_without_a_score_is_the_worst(is_evaluated, num_diverged, folder)
 # -- Seeds that diverged -----------------------------------------------------------------------------------------------
 
 
-def write_summary(path, *diverged, sweep=(), steps=2000):
-    """The summary.json of a run: the seeds that diverged, of a sweep of learning_rate for each of its values."""
-    entries = [{"diverged_seeds": list(seeds)} for seeds in diverged]
-    settings = [{"learning_rate": float(x)} | entry for x, entry in zip(sweep, entries, strict=False)]
-    summary = {"env_steps": steps} | ({"settings": settings} if settings else entries[0])
-    Path(path, "summary.json").write_text(json.dumps(summary))
-
-
 def add_metric(path, **metrics):
     with np.load(path) as file:
         np.savez(path, **dict(file), **metrics)
@@ -645,49 +636,29 @@ def add_metric(path, **metrics):
 DIVERGED = "seeds diverged: what they score counts in no number, only curves show it"
 
 
-@pytest.mark.parametrize("source", ["summary", "metrics"])
-def test_a_seed_that_diverged_has_no_score(source, folder):
+def test_a_seed_that_diverged_has_no_score(folder):
     """Though its policy has one: of NaN argmax is the first action."""
     write_run("a", A), write_run("b", B, "dqn")
-    if source == "summary":
-        write_summary("a", [1, 3])
-    else:  # the run has not ended, or has not since it was extended
-        write_summary("a", [], steps=1000)
-        loss = np.ones((8, NUM_ITERATIONS))
-        loss[[1, 3], 12:] = np.nan
-        add_metric("a/metrics.npz", loss=loss)
+    has_diverged = np.isin(np.arange(8), [1, 3])
+    add_metric("a/metrics.npz", is_healthy=~has_diverged)
     stdout, table = compared("a", "b"), values()
     assert f"CartPole-v1, ppo: 2 of 8 {DIVERGED}" in notes(stdout)
     assert methods(stdout) == ["dqn", "ppo"], "a sweep would rank it last too"
     assert table["CartPole-v1", "ppo", "", "mean"]["value"] == ""
-    scores = np.where(np.isin(np.arange(8), [1, 3]), -np.inf, A)
+    scores = np.where(has_diverged, -np.inf, A)
     pair = table["CartPole-v1", "ppo", "dqn", "probability of improvement"]
     assert float(pair["value"]) == pytest.approx(stats.mannwhitneyu(scores, B).statistic / 64, rel=1e-5)
 
 
-def test_a_seed_of_a_sweep_that_diverged_has_no_score(folder):
-    """It has one in the other setting, of which a halved sweep has fewer iterations."""
-    rates = np.array([0.1, 0.3], np.float32)
-    write_run("a", [1, 2, 5, 6], num_seeds=2, sweep=np.repeat(rates, 2))
-    loss = np.ones((4, NUM_ITERATIONS))
-    loss[2:, 10:] = np.nan
-    add_metric("a/metrics.npz", loss=loss, num_iterations=np.array([20, 20, 10, 10]))
-    assert not any(DIVERGED in note for note in notes(compared("a"))), "what has ended has not diverged"
-    write_summary("a", [1], [], sweep=rates)
+def test_a_seed_of_a_sweep_that_diverged_has_none_there(folder):
+    rates = np.repeat(np.array([0.1, 0.3], np.float32), 2)
+    write_run("a", [1, 2, 5, 6], num_seeds=2, sweep=rates)
+    add_metric("a/metrics.npz", is_healthy=np.array([True, False, True, True]))
     assert f"CartPole-v1, ppo learning_rate=0.1: 1 of 2 {DIVERGED}" in notes(compared("a"))
 
 
-def test_a_scalar_of_the_environment_is_no_divergence(folder, monkeypatch):
-    told = np.full((8, NUM_ITERATIONS), np.nan)
-    add_metric(write_run("a", A) + "/metrics.npz", told=told)
-    monkeypatch.setattr("common.environment.make_env", lambda env: SimpleNamespace(scalars=["told"]))
-    assert notes(compared("a")) == []
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"env_steps": 2000}', '{"env_steps": 2000, "diverged_seeds": 5}'])
-def test_a_damaged_summary_is_not_needed(text, folder):
-    write_run("a", A)
-    Path("a/summary.json").write_text(text)
+def test_a_metric_without_numbers_is_no_divergence(folder):
+    add_metric(write_run("a", A) + "/metrics.npz", told=np.full((8, NUM_ITERATIONS), np.nan))
     assert notes(compared("a")) == []
 
 

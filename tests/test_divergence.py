@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments.classic_control.cartpole import CartPole
-from helpers import call, differences, saved_metrics, saved_state, small_run
+from helpers import call, differences, saved_metrics, saved_state, small_config, small_run
 from runs import CASES, FILES, FakeRun, assert_finished, assert_refused, contents, directory_of, one
 
 import runner.devices.programs
@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 def test_seeds_that_diverge_are_named(script, env):
     result = call(script, *small_run(script, env=env, seed=5, name="wild", learning_rate=1e30))
     assert_finished(result)
-    assert "): seed 5, seed 6\n" in result.stdout
-    said = re.findall(r"diverged by [\d,]+ env steps \(a metric is not finite\): (.+)\n", result.stdout)
+    assert "diverged (a parameter is not finite), in no number above: seed 5, seed 6\n" in result.stdout
+    said = re.findall(r"diverged by [\d,]+ env steps \(a parameter is not finite\): (.+)\n", result.stdout)
     assert sorted(", ".join(said).split(", ")) == ["seed 5", "seed 6"]
     assert re.search(r" / [\d,]+ steps  .*  2 of 2 seeds diverged  0 s left\n", result.stdout)
     directory = directory_of(script, "wild", env)
@@ -60,6 +60,33 @@ def test_a_lane_that_diverges_leaves_the_others_as_they_were(script, monkeypatch
         metrics = [saved_metrics(directory) for directory in (healthy, ill)]
         a, b = ({name: x[lane] for name, x in m.items() if name != "env_steps"} for m in metrics)
         assert (differences(a, b) == []) == is_equal, f"lane {lane}"
+
+
+@one
+def test_a_metric_that_is_not_measured_is_named_and_hides_no_score(script, monkeypatch):
+    """NaN in a metric of the script, from the fifth of twenty iterations on in seed 1: it has learned all the same."""
+
+    def make_segment(*args):
+        segment = made(*args)
+
+        def blinded(settings, state, start, stop):
+            state, records = segment(settings, state, start, stop)
+            iterations = start + jnp.arange(records["entropy"].shape[1])
+            is_lost = (jnp.arange(2)[:, None] == 1) & (iterations[None] >= 4)
+            return state, records | {"entropy": jnp.where(is_lost, jnp.nan, records["entropy"])}
+
+        blinded.memory_analysis = segment.memory_analysis
+        return blinded
+
+    made = runner.devices.programs.compile_segment
+    monkeypatch.setattr(runner.devices.programs, "compile_segment", make_segment)
+    result = call(script, *small_run(script, 20, name="blind"))
+    assert_finished(result)
+    config = small_config(script, 20)
+    assert f"\nentropy has no finite value from {config.env_steps(4):,} env steps on: seed 1\n" in result.stdout
+    assert "diverged" not in result.stdout
+    assert "nan" not in result.stdout.rpartition("whole episodes each:")[2]
+    assert json.loads((directory_of(script, "blind") / "summary.json").read_text())["diverged_seeds"] == []
 
 
 # -- Scalars of an environment -----------------------------------------------------------------------------------------
@@ -102,9 +129,18 @@ def test_an_environments_infinite_scalar_is_no_divergence(otherwise, monkeypatch
     assert sorted(values["steps"] for values in logged if "steps" in values) == pytest.approx(sorted(means))
 
 
-@pytest.mark.parametrize("name", ["entropy", "policy_loss", "seed", "eval_env_steps", "sweep_gamma", "file"])
-def test_a_scalar_with_the_name_of_another_metric_is_refused(name, folder):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        *((name, f"the scalar {name} in the info of Probe-Told-{name} has") for name in ("entropy", "policy_loss")),
+        *(
+            (name, f"info has a scalar {name}, the name of")
+            for name in ("seed", "eval_env_steps", "sweep_gamma", "file")
+        ),
+    ],
+)
+def test_a_scalar_with_the_name_of_another_metric_is_refused(name, message, folder):
     env = f"Probe-Told-{name}"
     gymnax.register(env, lambda: Told(name))
-    assert_refused(call("ppo", *small_run("ppo", env=env)), f"the scalar {name} in the info of {env} has the name of")
+    assert_refused(call("ppo", *small_run("ppo", env=env)), message)
     assert contents(folder) == {}

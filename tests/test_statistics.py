@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from runner.experiment import Result
 from runner.report import statistics
-from runner.report.scores import find_greedy_gap, finite_records, training_returns
+from runner.report.scores import find_greedy_gap, training_returns
 from runner.report.statistics import (
     MANY_SEEDS,
     bootstrap_interval,
@@ -281,20 +281,6 @@ def test_final_return_worked_by_hand():
     returns[2, -2:], counts[2, -2:] = np.nan, 0
     np.testing.assert_array_equal(final_return(returns, counts), [30, 7, np.nan])
     np.testing.assert_array_equal(final_return(returns[:, :1], counts[:, :1]), [100, 100, 100])
-
-
-def test_health_is_judged_by_the_algorithms_metrics():
-    """A lane for each case, two iterations, the second without an episode."""
-    good = {"num_episodes": [1, 0], "episode_return": [5, np.nan], "episode_length": [1, np.nan], "loss": [1, 2]}
-    cases = {
-        "healthy": ({}, [True, True]),
-        "loss": ({"loss": [1, np.nan]}, [True, False]),
-        "return": ({"episode_return": [np.inf, np.nan]}, [False, True]),
-        "scalar": ({"height": [np.nan, np.inf]}, [True, True]),
-    }
-    lanes = [good | {"height": [0, 0]} | changes for changes, _ in cases.values()]
-    metrics = {name: np.array([lane[name] for lane in lanes]) for name in lanes[0]}
-    np.testing.assert_array_equal(finite_records(metrics, {"height"}), [expected for _, expected in cases.values()])
 
 
 def gap(training, greedy, steps=range(0, 110, 10)):

@@ -1,8 +1,6 @@
 """The methods of a comparison: runs and settings of sweeps with a label, and the environments they share."""
 
-import contextlib
 import dataclasses
-import json
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -13,10 +11,8 @@ import numpy as np
 
 from runner.cli.options import Options
 from runner.cli.sweep import short_texts
-from runner.experiment import EVAL_METRICS
 from runner.files import store
 from runner.files.record import Record, read_record
-from runner.report.scores import finite_records
 from runner.report.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
 
 MAX_LINES = 6  # methods in the picture and in the table of pairs
@@ -135,8 +131,6 @@ def _read_metrics(directory: Path, record: Record) -> dict[str, np.ndarray]:
     if not paths or (whole.exists() and len(paths) < len(folders)):  # parts are never older than the whole
         paths = [whole]
     saved = [_check(path, store.read_arrays(path)) for path in paths]
-    for part in saved:
-        part["is_healthy"] = _is_healthy(directory, record.config["env"], part)
     return _join(saved)
 
 
@@ -151,32 +145,6 @@ def _join(saved: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         elif name in (*LANES, "num_iterations") or name.startswith("sweep_"):
             joined[name] = np.concatenate([part[name] for part in saved])
     return joined
-
-
-def _is_healthy(directory: Path, env: str, arrays: dict[str, np.ndarray]) -> np.ndarray:
-    """Whether a lane has not diverged, [num_lanes] bool: as summary.json says or, where the run has not ended since, by
-    the records in metrics.npz."""
-    with contextlib.suppress(Exception):  # there is no summary.json yet, or none that can be read
-        summary, swept = json.loads((directory / store.SUMMARY).read_text()), _swept(arrays)
-        if summary["env_steps"] == arrays["env_steps"][-1]:
-            diverged = set()
-            for entry in summary.get("settings", [summary]):
-                setting = tuple(str(np.float32(entry[name])) for name in swept)
-                diverged |= {(setting, seed) for seed in entry["diverged_seeds"]}
-            return np.array([lane not in diverged for lane in _lanes(arrays)])
-    has_ended = arrays["env_steps"] > _ends(arrays)[:, None]
-    records = {name: x for name, x in arrays.items() if x.shape == has_ended.shape and name not in EVAL_METRICS}
-
-    def judge(scalars: list[str]) -> np.ndarray:
-        return (finite_records(records, set(scalars)) | has_ended).all(axis=1)
-
-    is_healthy = judge([])
-    if not is_healthy.all():  # it may be a scalar of the environment, whose imports take seconds
-        from common.environment import make_env
-
-        with contextlib.suppress(ValueError):  # it is unknown here
-            is_healthy = judge(make_env(env).scalars)
-    return is_healthy
 
 
 def _steps_of(name: str) -> str:
@@ -194,7 +162,8 @@ def _check(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         steps = arrays[_steps_of(name)].shape
         if arrays[name].shape != (steps if name in STEPS else arrays["seed"].shape + steps) or len(steps) != 1:
             raise ValueError(f"{path} is damaged: {name} has the wrong shape {arrays[name].shape}")
-    lanes = {name: x for name, x in arrays.items() if name == "num_iterations" or name.startswith("sweep_")}
+    arrays = {"is_healthy": np.ones(arrays["seed"].shape, bool)} | arrays  # a run of before this array has none
+    lanes = {name: x for name, x in arrays.items() if name in ("num_iterations", "is_healthy") or name[:6] == "sweep_"}
     if wrong := [name for name, x in lanes.items() if x.shape != arrays["seed"].shape]:
         raise ValueError(f"{path} is damaged: {wrong[0]} has the wrong shape {arrays[wrong[0]].shape}")
     if arrays["episode_return"].size == 0:

@@ -22,7 +22,6 @@ from runner.devices.evaluation import (
 )
 from runner.devices.memory import describe_state
 from runner.experiment import Experiment, Part, Progress
-from runner.report.scores import finite_records
 from runner.report.statistics import iqm
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -159,15 +158,15 @@ class ProgressDisplay:
         if self.bar:
             self.bar.stop()
 
-    def update(self, progress: Progress, records: dict[str, np.ndarray]) -> None:
-        """Report the progress so far; records [num_lanes, n] are the metrics of its last n iterations."""
+    def update(self, progress: Progress, is_healthy: np.ndarray) -> None:
+        """Report the progress so far, and of which lanes all parameters are finite, [num_lanes] bool."""
         steps = self.experiment.config.env_steps(progress.iteration)
         elapsed = time.perf_counter() - self.start_time
         speed = (steps - self.start_steps) * self.part.num_lanes / max(elapsed, 1e-9)
         text = f"{speed:,.0f} steps/s  return {latest_return(progress.metrics):.1f}"
         if progress.evaluations and steps < self.total_steps:  # at the end it would not be the one of the report
             text += f"  {self.experiment.policy} {iqm(progress.evaluations['eval_episode_return'][:, -1]):.1f}"
-        self._warn(steps, finite_records(records, self.experiment.scalars).all(axis=1))
+        self._warn(steps, is_healthy)
         if self.diverged.any():
             text += f"  {self.diverged.sum():,} of {len(self.diverged):,} {self.experiment.noun} diverged"
         if self.bar:
@@ -177,10 +176,10 @@ class ProgressDisplay:
             left = (self.total_steps - steps) * self.part.num_lanes / max(speed, 1e-9)
             print(f"{steps:>12,} / {self.total_steps:,} steps  {text}  {left:.0f} s left", flush=True)
 
-    def _warn(self, steps: int, is_finite: np.ndarray) -> None:
+    def _warn(self, steps: int, is_healthy: np.ndarray) -> None:
         """Say once of each lane that it has diverged. While the bar is shown, print writes above it."""
-        new = np.flatnonzero(~is_finite & ~self.diverged)
-        self.diverged |= ~is_finite
+        new = np.flatnonzero(~is_healthy & ~self.diverged)
+        self.diverged |= ~is_healthy
         if len(new):
             lanes = self.experiment.name_lanes(self.part.start + new)
-            print(f"diverged by {steps:,} env steps (a metric is not finite): {lanes}", flush=True)
+            print(f"diverged by {steps:,} env steps (a parameter is not finite): {lanes}", flush=True)

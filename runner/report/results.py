@@ -137,7 +137,7 @@ def print_scores(experiment: Experiment, directory: Path, scores: Scores) -> Non
         if name not in summary:
             name, what = "training_return", f"training return of {seeds} over the last tenth"
         names = ["mean", "iqm", "min", "max"]
-        print(f"\n{what}:\n{row(COLUMNS, names, INTERVAL)}\n{numbers(summary[name], names)}")
+        print(f"\n{what}:\n{row(COLUMNS, names, INTERVAL)}\n{numbers(scores.shown[0], names)}")
     if num_cut := summary["eval_cut_episodes"]:
         total = experiment.num_lanes * options.eval_episodes
         steps = episode_limit(make_env(experiment.config.env), options.eval_max_steps)
@@ -147,7 +147,9 @@ def print_scores(experiment: Experiment, directory: Path, scores: Scores) -> Non
         print(f"greedy actions score {greedy:.1f}, far below the training return of {training:.1f}; ", end="")
         print("if the policy needs its randomness, train with --eval-sampled")
     if len(scores.diverged):
-        print(f"diverged (a metric or a parameter is not finite): {experiment.name_lanes(scores.diverged)}")
+        print(f"diverged (a parameter is not finite), in no number above: {experiment.name_lanes(scores.diverged)}")
+    for name, (steps, lanes) in scores.unmeasured.items():
+        print(f"{name} has no finite value from {steps:,} env steps on: {experiment.name_lanes(lanes)}")
 
 
 def print_ranking(experiment: Experiment, directory: Path, scores: Scores) -> None:
@@ -164,7 +166,9 @@ def print_ranking(experiment: Experiment, directory: Path, scores: Scores) -> No
         head, width = "env steps", width + 13
     print(f"{head:>{width}} {row(COLUMNS, list(COLUMNS), INTERVAL)}")
     for name, index in zip(names, scores.ranking, strict=False):
-        print(f"{name:{width}} {numbers(scores.settings[index], list(COLUMNS))}")
+        lost = np.isin(scores.diverged, experiment.lanes_at([index])).sum()
+        mark = f"  {lost} of {seeds} diverged" if lost else ""
+        print(f"{name:{width}} {numbers(scores.shown[index], list(COLUMNS))}{mark}")
     if len(scores.ranking) > MAX_ROWS:
         print(f"and {len(scores.ranking) - MAX_ROWS} more in {directory / store.SUMMARY}")
     statistic = experiment.options.rank_by.replace("-", "_")

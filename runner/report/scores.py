@@ -10,7 +10,6 @@ from runner.experiment import EVAL_STEPS, Experiment, Result
 from runner.report.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
 
 MIN_EVALUATIONS = 4  # of all seeds together, from which the greedy return is judged
-EPISODE = ("episode_return", "episode_length")  # NaN in an iteration in which no episode ended
 
 
 @dataclass(frozen=True)
@@ -20,9 +19,11 @@ class Scores:
     summary: dict[str, Any]  # of summary.json
     curves: dict[str, list[Curve]]  # training and, with two evaluations or more, evaluation: of each setting
     settings: list[dict[str, float]]  # statistics of each setting's final scores; of a sweep alone
+    shown: list[dict[str, float]]  # those of the seeds that have not diverged, if there are some
     env_steps: np.ndarray  # of one seed of each setting; a sweep that is halved stops some early
     ranking: list[int]  # settings, the best first; those that were stopped early come last
     diverged: np.ndarray  # lanes
+    unmeasured: dict[str, tuple[int, np.ndarray]]  # see `find_unmeasured`
     greedy_gap: tuple[float, float] | None  # of the best setting: see `find_greedy_gap`
 
 
@@ -30,8 +31,7 @@ def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
     """All numbers of a report."""
     config, options, scores = experiment.config, experiment.options, dict(result.scores)
     num_cut = int(scores.pop("eval_cut_episodes", np.zeros(1)).sum())
-    is_healthy = healthy_lanes(experiment, result)
-    del scores["is_healthy"]
+    is_healthy = scores.pop("is_healthy")
     if "eval_episode_return" not in scores:
         scores["training_return"] = training_returns(result)
     summary = {
@@ -42,12 +42,13 @@ def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
         "eval_cut_episodes": num_cut,
     }
     entries = [summarize_setting(experiment, scores, is_healthy, i) for i in range(experiment.num_settings)]
+    ranked_by = "eval_episode_return" if "eval_episode_return" in scores else "training_return"
+    final, healthy = experiment.by_setting(scores[ranked_by]), experiment.by_setting(is_healthy)
+    shown = [summarize(x[kept] if kept.any() else x) for x, kept in zip(final, healthy, strict=True)]
     settings, ranking = [], [0]
     env_steps = np.array([config.env_steps(n) for n in experiment.by_setting(result.num_iterations)[:, 0].tolist()])
     if experiment.settings:
-        ranked_by = "eval_episode_return" if "eval_episode_return" in scores else "training_return"
-        final = np.where(is_healthy, scores[ranked_by], np.nan)  # one that diverged is last
-        settings = [summarize(x) for x in experiment.by_setting(final)]
+        settings = [summarize(x) for x in np.where(healthy, final, np.nan)]  # one that diverged is last
         ranking = rank(settings, options.rank_by.replace("-", "_"))
         ranking.sort(key=lambda i: (np.isnan(settings[i]["mean"]), -env_steps[i]))
         if experiment.is_halved:
@@ -62,7 +63,8 @@ def compute(experiment: Experiment, preset: Any, result: Result) -> Scores:
         best = ranking[0]
         greedy = experiment.by_setting(result.evaluations["eval_episode_return"])[best]
         gap = find_greedy_gap(curves["training"][best], result.evaluations[EVAL_STEPS], greedy)
-    return Scores(summary, curves, settings, env_steps, ranking, np.flatnonzero(~is_healthy), gap)
+    diverged, unmeasured = np.flatnonzero(~is_healthy), find_unmeasured(experiment, result)
+    return Scores(summary, curves, settings, shown, env_steps, ranking, diverged, unmeasured, gap)
 
 
 def find_greedy_gap(training: Curve, env_steps: np.ndarray, greedy: np.ndarray) -> tuple[float, float] | None:
@@ -84,15 +86,22 @@ def find_greedy_gap(training: Curve, env_steps: np.ndarray, greedy: np.ndarray) 
     return (float(np.median(late)), float(trained)) if is_far else None
 
 
-def finite_records(metrics: dict[str, np.ndarray], scalars: set[str]) -> np.ndarray:
-    """Whether an iteration is healthy: the algorithm's metrics are finite, and the return of the episodes if any ended.
+def find_unmeasured(experiment: Experiment, result: Result) -> dict[str, tuple[int, np.ndarray]]:
+    """Metrics of which the last tenth of a run has no finite value, in lanes that have not diverged.
 
-    The environment's own `scalars` are not judged: NaN may mean there that nothing was measured.
-    Metrics [num_lanes, num_iterations] -> [num_lanes, num_iterations] bool.
+    Returns:
+        name -> env steps from which on a lane has none, and these lanes.
     """
-    is_undefined = metrics["num_episodes"] == 0
-    judged = {name: x for name, x in metrics.items() if name not in scalars}
-    return np.all([np.isfinite(x) | (is_undefined & (name in EPISODE)) for name, x in judged.items()], axis=0)
+    found, num_iterations = {}, result.num_iterations[:, None]
+    for name, x in result.metrics.items():
+        iterations = np.arange(x.shape[1])
+        is_finite = np.isfinite(x) & (iterations < num_iterations)
+        is_late = iterations >= num_iterations - np.maximum(1, num_iterations // 10)
+        lanes = np.flatnonzero(~(is_finite & is_late).any(axis=1) & result.scores["is_healthy"])
+        if len(lanes):
+            last = max((int(np.max(np.flatnonzero(row), initial=-1)) for row in is_finite[lanes]), default=-1)
+            found[name] = int(experiment.config.env_steps(last + 1)), lanes
+    return found
 
 
 def training_returns(result: Result) -> np.ndarray:
@@ -103,17 +112,6 @@ def training_returns(result: Result) -> np.ndarray:
         metrics = (result.metrics[name][lanes, :n] for name in ("episode_return", "num_episodes"))
         returns[lanes] = final_return(*metrics)
     return returns
-
-
-def healthy_lanes(experiment: Experiment, result: Result) -> np.ndarray:
-    """Whether the parameters of a lane are finite and all its records healthy, [num_lanes] bool."""
-    return result.scores["is_healthy"] & healthy_records(experiment, result).all(axis=1)
-
-
-def healthy_records(experiment: Experiment, result: Result) -> np.ndarray:
-    """`finite_records` of a result, true where a lane was no longer trained; [num_lanes, num_iterations] bool."""
-    is_finite = finite_records(result.metrics, experiment.scalars)
-    return is_finite | (np.arange(is_finite.shape[1]) >= result.num_iterations[:, None])
 
 
 def make_curves(experiment: Experiment, result: Result) -> dict[str, list[Curve]]:

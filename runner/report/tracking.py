@@ -11,7 +11,6 @@ import numpy as np
 
 from runner.cli.options import PROCESS, Options
 from runner.experiment import EVAL_METRICS, EVAL_STEPS, Experiment, Result
-from runner.report.scores import finite_records, healthy_lanes, healthy_records
 from runner.report.statistics import iqm
 
 
@@ -100,9 +99,8 @@ class Tracker:
         """
         evaluated = result.evaluations.get(EVAL_STEPS, np.empty(0, np.int64))
         steps, metrics = np.union1d(env_steps, evaluated), {}
-        records = result.metrics | {"is_healthy": healthy_records(self.experiment, result)}
         has_ended = np.arange(len(env_steps)) >= result.num_iterations[:, None]
-        records = {name: np.where(has_ended, np.nan, x) for name, x in records.items()}
+        records = {name: np.where(has_ended, np.nan, x) for name, x in result.metrics.items()}
         for name, x in (records | result.evaluations).items():
             if name != EVAL_STEPS:
                 metrics[name] = np.full((len(x), len(steps)), np.nan)
@@ -119,9 +117,8 @@ class Tracker:
 
     def finish(self, result: Result) -> None:
         """Write the scores of the lanes into the summary and close."""
-        scores = result.scores | {"is_healthy": healthy_lanes(self.experiment, result)}
         for run, lanes in self.runs:
-            run.summary.update({name: _over_lanes(name, x[lanes]) for name, x in scores.items()})
+            run.summary.update({name: _over_lanes(name, x[lanes]) for name, x in result.scores.items()})
             run.finish()
 
 
@@ -133,11 +130,6 @@ def _init(**arguments: Any) -> Any:
         return wandb.init(**arguments, settings=wandb.Settings(silent=True))
     except wandb.errors.Error as error:
         raise ValueError(f"wandb cannot start: {error}; --wandb offline needs no network") from error
-
-
-def with_health(experiment: Experiment, metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Metrics [num_lanes, n] and `is_healthy`, that of `finite_records`."""
-    return metrics | {"is_healthy": finite_records(metrics, experiment.scalars)}
 
 
 def _over_lanes(name: str, x: np.ndarray) -> float:
