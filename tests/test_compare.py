@@ -722,6 +722,7 @@ REFUSED = {
     "text": (["text"], "text/metrics.npz is damaged"),
     "no metrics": (["new"], "new/metrics.npz does not exist"),
     "wrong shape": (["shape"], "num_episodes has the wrong shape"),
+    "wrong number": (["length"], "num_iterations has a number that the run does not have"),
     "missing array": (["missing"], "it has no num_episodes"),
     "twice": (["a", "b/../a"], "given twice"),
     "few labels": (["a", "b", "--labels", "A"], "2, not 1"),
@@ -755,6 +756,8 @@ def test_bad_input_is_refused_in_one_line(words, folder):
         arrays = dict(file)
     np.savez("shape/metrics.npz", **arrays | {"num_episodes": arrays["num_episodes"][:, 1:]})
     np.savez("missing/metrics.npz", **{name: x for name, x in arrays.items() if name != "num_episodes"})
+    write_run("length", A)
+    add_metric("length/metrics.npz", num_iterations=np.full(8, -3))
     before = sorted(folder.rglob("*"))
     (arguments, text) = REFUSED[words]
     result = run(*arguments)

@@ -168,10 +168,8 @@ def _check(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} is damaged: {wrong[0]} has the wrong shape {arrays[wrong[0]].shape}")
     if arrays["episode_return"].size == 0:
         raise ValueError(f"{path} is empty: the run ended before its first iteration")
-    if (
-        "num_iterations" in lanes
-        and not np.isin(lanes["num_iterations"], np.arange(len(arrays["env_steps"])) + 1).all()
-    ):
+    lengths = arrays.get("num_iterations", np.empty(0, int))
+    if lengths.dtype.kind not in "iu" or not np.isin(lengths, np.arange(len(arrays["env_steps"])) + 1).all():
         raise ValueError(f"{path} is damaged: num_iterations has a number that the run does not have")
     return arrays
 
