@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -16,7 +17,9 @@ from test_lanes import together
 
 import runner.training
 from runner.cli.halving import choose, describe_cut, plan_sizes, plan_stops
+from runner.cli.options import Options
 from runner.compare import __main__ as compare
+from runner.experiment import EVAL_STEPS, Experiment, Part, Result, Rung
 from runner.files import checkpoint
 from runner.files.load import load
 
@@ -107,6 +110,28 @@ def test_all_go_on_while_no_seed_is_better_than_untrained(best, expected):
     untrained = np.array([[-184.0, -500, -500, -500]] * 3)
     scores = np.array([[-500.0] * 4, [-500.0] * 4, [-500, -500, -500, best]])
     np.testing.assert_array_equal(choose(scores, untrained, 3), expected)
+
+
+def test_what_goes_on_keeps_its_own_state_metrics_and_evaluations(monkeypatch):
+    """Settings 0 and 2 of three with two seeds: lanes 0, 1, 4 and 5, of which the last two are a part."""
+    lanes, steps = np.arange(6), np.array([0, 160])
+    experiment = Experiment("ppo.py", None, None, Options(num_seeds=2), {"gamma": np.float32([0.1, 0.2, 0.3])})
+    before = Result({"loss": lanes[:, None]}, {EVAL_STEPS: steps, "score": lanes[:, None] + steps}, {}, lanes)
+    run = SimpleNamespace(
+        experiment=experiment,
+        rungs=[Rung((0, 1, 2), 10, [Part(0, 3), Part(3, 6)]), Rung((0, 2), 20, [Part(0, 2), Part(2, 4)])],
+        abstract_state=None,
+        programs=SimpleNamespace(placement=SimpleNamespace(place=lambda x: x)),
+        read_rung=lambda index: before,
+        folder_of=lambda part, index: Path(str(part.start)),
+    )
+    restore = lambda path, _, rows: int(path.parent.name) + np.array(rows)  # noqa: E731
+    monkeypatch.setattr(checkpoint, "restore_lanes", restore)
+    progress = runner.training.Run.promote(run, Part(2, 4))
+    for found in (progress.state, progress.metrics["loss"][:, 0], progress.evaluations["score"][:, 0]):
+        np.testing.assert_array_equal(found, [4, 5])
+    assert progress.iteration == 10
+    np.testing.assert_array_equal(progress.evaluations[EVAL_STEPS], steps)
 
 
 # -- Runs --------------------------------------------------------------------------------------------------------------
