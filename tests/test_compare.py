@@ -722,7 +722,7 @@ REFUSED = {
     "text": (["text"], "text/metrics.npz is damaged"),
     "no metrics": (["new"], "new/metrics.npz does not exist"),
     "wrong shape": (["shape"], "num_episodes has the wrong shape"),
-    "wrong number": (["length"], "num_iterations has a number that the run does not have"),
+    "wrong number": (["length"], "its num_iterations are not those of env_steps"),
     "missing array": (["missing"], "it has no num_episodes"),
     "twice": (["a", "b/../a"], "given twice"),
     "few labels": (["a", "b", "--labels", "A"], "2, not 1"),

@@ -162,16 +162,9 @@ def _check(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         steps = arrays[_steps_of(name)].shape
         if arrays[name].shape != (steps if name in STEPS else arrays["seed"].shape + steps) or len(steps) != 1:
             raise ValueError(f"{path} is damaged: {name} has the wrong shape {arrays[name].shape}")
-    arrays = {"is_healthy": np.ones(arrays["seed"].shape, bool)} | arrays  # a run of before this array has none
-    lanes = {name: x for name, x in arrays.items() if name in ("num_iterations", "is_healthy") or name[:6] == "sweep_"}
-    if wrong := [name for name, x in lanes.items() if x.shape != arrays["seed"].shape]:
-        raise ValueError(f"{path} is damaged: {wrong[0]} has the wrong shape {arrays[wrong[0]].shape}")
     if arrays["episode_return"].size == 0:
         raise ValueError(f"{path} is empty: the run ended before its first iteration")
-    lengths = arrays.get("num_iterations", np.empty(0, int))
-    if lengths.dtype.kind not in "iu" or not np.isin(lengths, np.arange(len(arrays["env_steps"])) + 1).all():
-        raise ValueError(f"{path} is damaged: num_iterations has a number that the run does not have")
-    return arrays
+    return {"is_healthy": np.ones(arrays["seed"].shape, bool)} | arrays  # a run of before this array has none
 
 
 # -- Labels and environments -------------------------------------------------------------------------------------------

@@ -19,28 +19,7 @@ MAX_FRAMES = 500  # of an animation
 MAX_EVALUATIONS = 20  # of a run
 MAX_STEPS_RATIO = 16  # env steps of all evaluations over those of training, if every episode lasted to its limit
 # On a GPU or TPU what counts is what must be done one after another, however many environments do it at once.
-MAX_DEPTH_RATIO = 0.1  # steps of all evaluations, one after another, over `training_depth`
-UPDATE_DEPTH = {True: 4, False: 0.25}  # steps that an update takes as long as: where steps are small, and elsewhere
-
-
-def training_depth(config: Any) -> float:
-    """Steps that training takes one after another, each update counted as UPDATE_DEPTH steps."""
-    env_steps, is_small = config.env_steps(config.num_iterations), make_env(config.env).suite.is_small
-    updates = getattr(config, "gradient_steps", 0) / getattr(config, "train_interval", 1)  # for each env step
-    updates += getattr(config, "num_epochs", 0) * getattr(config, "num_minibatches", 0) / config.steps_per_iteration
-    return env_steps * (1 / config.num_envs + UPDATE_DEPTH[is_small] * updates)
-
-
-def evaluation_bounds(experiment: Experiment) -> dict[str, float]:
-    """Bounds of the number of evaluations with --eval-every auto, by what more of them could take."""
-    config, options = experiment.config, experiment.options
-    limit = episode_limit(make_env(config.env), options.eval_max_steps)
-    most = MAX_STEPS_RATIO * config.env_steps(config.num_iterations)
-    bounds = {f"{MAX_STEPS_RATIO} times the env steps of training": most / (max(1, options.eval_episodes) * limit)}
-    if jax.default_backend() != "cpu":
-        most = MAX_DEPTH_RATIO * training_depth(config)
-        bounds["a tenth of the steps and updates that training makes one after another"] = most / limit
-    return bounds
+MAX_DEPTH_RATIO = 0.25  # steps of all evaluations, one after another, over those of an environment in training
 
 
 def auto_evaluations(experiment: Experiment) -> int:
@@ -48,7 +27,13 @@ def auto_evaluations(experiment: Experiment) -> int:
 
     It follows from the settings and the kind of device alone, so a resumed run is evaluated at the same points.
     """
-    return int(np.clip(min(evaluation_bounds(experiment).values()), 1, MAX_EVALUATIONS))
+    config, options = experiment.config, experiment.options
+    limit = episode_limit(make_env(config.env), options.eval_max_steps)
+    env_steps = config.env_steps(config.num_iterations)
+    most = MAX_STEPS_RATIO * env_steps / max(1, options.eval_episodes)
+    if jax.default_backend() != "cpu":
+        most = min(most, MAX_DEPTH_RATIO * env_steps / config.num_envs)
+    return int(np.clip(most / limit, 1, MAX_EVALUATIONS))
 
 
 def evaluated_iterations(experiment: Experiment) -> np.ndarray:

@@ -138,9 +138,11 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     with _opened_arrays(path) as file:
         arrays = dict(file)
     lengths, seeds = arrays.get("num_iterations", np.empty(0)), arrays.get("seed", np.empty(0))
-    of_lanes = [x for name, x in arrays.items() if name == "num_iterations" or name.startswith("sweep_")]
+    of_lanes = [x for name, x in arrays.items() if name in ("num_iterations", "is_healthy") or name[:6] == "sweep_"]
     if any(x.shape != (len(seeds),) for x in of_lanes):
         raise ValueError(f"{path} is damaged: it has {len(seeds)} seeds, and other numbers of lanes")
+    if len(lengths) and lengths.dtype.kind not in "iu":
+        raise ValueError(f"{path} is damaged: its num_iterations are no integers")
     if (lengths < 1).any() or (lengths > len(arrays.get("env_steps", ()))).any():
         raise ValueError(f"{path} is damaged: its num_iterations are not those of env_steps")
     return arrays

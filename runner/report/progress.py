@@ -18,7 +18,6 @@ from runner.devices.evaluation import (
     MAX_STEPS_RATIO,
     auto_evaluations,
     episode_limit,
-    evaluation_bounds,
 )
 from runner.devices.memory import describe_state
 from runner.experiment import Experiment, Part, Progress
@@ -47,9 +46,7 @@ def print_header(experiment: Experiment, has_preset: bool, num_devices: int, abs
     number = auto_evaluations(experiment)
     if options.eval_episodes and options.eval_every == "auto" and number < MAX_EVALUATIONS:
         count = "1 evaluation" if number == 1 else f"{number} evaluations"
-        bounds = evaluation_bounds(experiment)
-        more = f"{MAX_EVALUATIONS} could take more than {min(bounds, key=bounds.get)}"
-        print(f"{count}: {more}; --eval-every N overrides")
+        print(f"{count}, as {MAX_EVALUATIONS} could take longer than the training; --eval-every N overrides")
     sys.stdout.flush()
 
 
