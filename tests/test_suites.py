@@ -612,6 +612,7 @@ def test_a_suite_that_is_not_installed_names_what_to_install(suite, monkeypatch)
 
 
 BROKEN = {"broken": "import json\njson.no_such_name", "halved": "REQUIREMENT = 'half'\ndef names():\n    return 1 / 0"}
+BROKEN |= {"silent": "REQUIREMENT = 'numpy'\ndef names():\n    return ['line']"}  # without a docstring: not broken
 
 
 @pytest.fixture
@@ -640,6 +641,11 @@ def test_a_suite_that_cannot_be_imported_is_one_line(suite, message, broken):
     result = capture(listing.main, "suites", suite, "gymnax")
     assert (result.status, result.stderr) == (0, "")
     assert result.stdout.startswith(f"{suite} {message}\ngymnax (")
+
+
+def test_a_suite_without_a_docstring_is_listed(broken):
+    result = capture(listing.main, "suites", "silent")
+    assert (result.status, result.stdout) == (0, "silent, 1 environments:\n  silent/line\n")
 
 
 def test_the_list_of_requirements_is_that_of_the_suites():
