@@ -139,7 +139,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         arrays = dict(file)
     lengths, seeds = arrays.get("num_iterations", np.empty(0)), arrays.get("seed", np.empty(0))
     of_lanes = [x for name, x in arrays.items() if name in ("num_iterations", "is_healthy") or name[:6] == "sweep_"]
-    if any(x.shape != (len(seeds),) for x in of_lanes):
+    if "seed" in arrays and any(x.shape != (len(seeds),) for x in of_lanes):  # evaluation.npz has none
         raise ValueError(f"{path} is damaged: it has {len(seeds)} seeds, and other numbers of lanes")
     if len(lengths) and lengths.dtype.kind not in "iu":
         raise ValueError(f"{path} is damaged: its num_iterations are no integers")
