@@ -122,6 +122,12 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     experiment = Experiment(script, make, config, options, settings)
     for index in range(experiment.num_settings):  # two swept fields may contradict each other
         validate(dataclasses.replace(config, **experiment.setting(index)))
+    try:
+        preset = find_preset(config_class, config.env, options.preset)
+    except ValueError:
+        if not record:
+            raise
+        preset = None  # the run has its settings from its record, also where the preset is gone
     stops = [config.num_iterations]
     if experiment.is_halved:
         stops = plan_stops(experiment.num_settings, config.num_iterations, experiment.halving_factor)
@@ -137,7 +143,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
 
     return Run(
         experiment=experiment,
-        preset=find_preset(config_class, config.env, options.preset),
+        preset=preset,
         abstract_state=abstract_state,
         directory=Path(hosts.agree("directory", choose_folder)),
         rungs=rungs,

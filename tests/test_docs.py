@@ -20,7 +20,7 @@ from matplotlib import pyplot
 from common.presets import preset
 from common.suites import suites
 from docs.relink import LINK, pages, relink
-from runner import render
+from runner import evaluate, render
 from runner.cli.sweep import read_axes
 from runner.compare import __main__ as compare
 from runner.export import __main__ as export
@@ -258,8 +258,8 @@ def check_script(program: str, *words: str) -> None:
         try:
             config, options, _ = ask(module.__file__, module.Config)
         except ValueError as error:
-            if "--resume" in words and str(error).startswith("no run in"):
-                return
+            if "--resume" in words and str(error).startswith(("no run in", "--rank-by has no effect")):
+                return  # the run here is no sweep
             raise
         read_axes(options.sweep, options.sweep_samples, config)
         check_environment(config.env)
@@ -292,8 +292,8 @@ def check_module(module: str, *words: str) -> None:
             patch.setattr(compare, "read_lines", stop)
             result = capture(compare.main, module, *words)
         assert not words or (result.status, result.stderr) == (2, f"{STOPPED}\n")
-    elif module in ("runner.render", "runner.export"):
-        program = {"runner.render": render, "runner.export": export}[module]
+    elif module in ("runner.render", "runner.evaluate", "runner.export"):
+        program = {"runner.render": render, "runner.evaluate": evaluate, "runner.export": export}[module]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(program, "load", stop)
             result = capture(program.main, module, *words)

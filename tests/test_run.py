@@ -102,6 +102,7 @@ def test_metrics_have_a_row_per_seed_and_a_column_per_iteration(script, undistur
     env_steps = metrics.pop("env_steps")
     np.testing.assert_array_equal(metrics.pop("seed"), [0, 1])
     np.testing.assert_array_equal(env_steps, [config.env_steps(i + 1) for i in range(ITERATIONS)])
+    np.testing.assert_array_equal(metrics.pop("is_healthy"), [True, True])
     assert env_steps[-1] == config.total_timesteps
     assert metrics.keys() >= {"episode_return", "episode_length", "num_episodes"}
     assert len(metrics) > 5

@@ -197,14 +197,14 @@ def test_a_run_says_when_it_waits_for_the_evaluation_program(is_late, monkeypatc
 
 
 def test_a_short_run_says_that_it_is_evaluated_less_often(capsys):
-    line = "2 evaluations: 20 could take more than 16 times the env steps of training"
+    line = "2 evaluations, as 20 could take longer than the training"
     cases = ({}, True), ({"eval_every": "32"}, False), ({"eval_episodes": 0}, False), ({"eval_max_steps": 10}, False)
     for changes, is_said in cases:
         options = Options(**({"eval_episodes": 2} | changes))
         print_header(Experiment("ppo.py", None, small_config("ppo", 4), options, {}), True, 1, jnp.zeros(3))
         output = capsys.readouterr().out
         assert (f"\n{line}; --eval-every N overrides\n" in output) == is_said
-        assert ("could take more than" in output) == is_said
+        assert ("could take longer" in output) == is_said
 
 
 @pytest.mark.parametrize(("env", "is_drawn"), [("CartPole-v1", True), ("DeepSea-bsuite", False)])
@@ -257,8 +257,7 @@ def test_a_run_on_a_gpu_says_what_its_evaluations_could_take(capsys, monkeypatch
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     experiment = Experiment("ppo.py", None, small_config("ppo", 100), Options(eval_episodes=2), {})
     print_header(experiment, True, 1, jnp.zeros(3))
-    line = "20 could take more than a tenth of the steps and updates that training makes one after another; --eval"
-    assert f"1 evaluation: {line}" in capsys.readouterr().out
+    assert "1 evaluation, as 20 could take longer than the training; --eval" in capsys.readouterr().out
 
 
 def test_each_evaluation_plays_other_episodes():

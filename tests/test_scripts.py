@@ -281,7 +281,7 @@ def test_float_fields_can_be_swept(script, env):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_float_field_has_a_range(script):
     hints = typing.get_type_hints(importlib.import_module(script).Config, include_extras=True)
-    assert float not in hints.values()
+    assert {name for name, hint in hints.items() if hint is float} <= {"target_entropy"}  # it may be negative
 
 
 PPO_CHANGES = {"clip_eps": 0.2, "clip_value": True, "gamma": 0.9, "gae_lambda": 0.7, "anneal_learning_rate": False}

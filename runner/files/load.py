@@ -72,6 +72,7 @@ def _restore(
     experiment = read_experiment(record, module)
     if setting_index is None:
         setting_index = _choose_setting(run_dir, experiment)
+    experiment.lane(seed_index or 0, setting_index)  # refuses those that the run does not have
     config = dataclasses.replace(experiment.config, **experiment.setting(setting_index))
     algorithm = module.make(config)
     abstract_state = jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0))
