@@ -71,7 +71,8 @@ def require_multiple(config: Any, name: str, *divisors: str, least: int = 1) -> 
         ValueError: naming both and their values, of a property also what its docstring says.
     """
     value = getattr(config, name)
-    if isinstance(kind := getattr(type(config), name), property):
+    kind = getattr(type(config), name, None)
+    if isinstance(kind, property) and kind.__doc__:
         name = f"{name} ({kind.__doc__.rstrip('.').lower()})"
     for divisor in divisors:
         number = getattr(config, divisor)

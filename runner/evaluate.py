@@ -15,6 +15,7 @@ from common.environment import Environment, make_env
 from common.suites import canonical_name
 from runner.cli.parse import fail, registry
 from runner.devices.evaluation import episode_limit, evaluate, greedy_policy, sampled_policy
+from runner.devices.lanes import is_finite
 from runner.files.load import load
 from runner.files.store import write_json
 from runner.report.results import COLUMNS, INTERVAL, count, numbers, row
@@ -68,13 +69,16 @@ def play(arguments: Arguments) -> dict[str, Any]:
     print(f"evaluating {count(num_seeds, 'seed')} in {name}", flush=True)
     episodes = jax.tree.map(np.asarray, jax.jit(jax.vmap(play_seed))(states, keys))
     scores, lengths = (episodes[key].mean(axis=1) for key in ("episode_return", "episode_length"))
+    healthy = np.asarray(is_finite(states.params))
+    kept = healthy if healthy.any() else ~healthy
     return {
+        "diverged": np.flatnonzero(~healthy).tolist(),
         "env": name,
         "episodes": arguments.episodes,
         "sampled": arguments.sampled,
         "cut_episodes": int(episodes["is_cut"].sum()),
-        "eval_episode_return": summarize(scores) | {"per_seed": scores.tolist()},
-        "eval_episode_length": summarize(lengths) | {"per_seed": lengths.tolist()},
+        "eval_episode_return": summarize(scores[kept]) | {"per_seed": scores.tolist()},
+        "eval_episode_length": summarize(lengths[kept]) | {"per_seed": lengths.tolist()},
     }
 
 
@@ -96,6 +100,8 @@ def main() -> None:
     seeds, kind = count(len(scores["per_seed"]), "seed"), "sampled" if arguments.sampled else "greedy"
     print(f"\n{kind} evaluation of {seeds}, {count(arguments.episodes, 'whole episode')} each:")
     print(f"{row(COLUMNS, names, INTERVAL)}\n{numbers(scores, names)}")
+    if result["diverged"]:
+        print(f"diverged (a parameter is not finite), in no number above: seed indices {result['diverged']}")
     if result["cut_episodes"]:
         print(f"{result['cut_episodes']:,} episodes had not ended and were cut")
     print(f"\nwritten to {path}")

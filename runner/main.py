@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 import jax
 
-from common.config import validate
 from common.environment import make_env
 from common.presets import find_preset
 from runner.cli.halving import plan_stops
@@ -109,9 +108,6 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     import_gymnax()
     swept = {name: jax.numpy.float32(axis.numbers[0]) for name, axis in axes.items()}  # arrays, as in training
     algorithm = make(dataclasses.replace(config, **swept))
-    for name, axis in axes.items():  # what contradicts a setting that is not swept is refused in a sweep too
-        for number in axis.numbers:
-            make(dataclasses.replace(config, **swept | {name: number}))
     abstract_state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
     named_leaves(abstract_state)  # refuses a State that a checkpoint cannot hold
     check_memory(config, options, num_lanes, abstract_state)
@@ -121,7 +117,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     settings = make_settings(axes, options.sweep_samples, options.seed)
     experiment = Experiment(script, make, config, options, settings)
     for index in range(experiment.num_settings):  # two swept fields may contradict each other
-        validate(dataclasses.replace(config, **experiment.setting(index)))
+        make(dataclasses.replace(config, **experiment.setting(index)))
     try:
         preset = find_preset(config_class, config.env, options.preset)
     except ValueError:

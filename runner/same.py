@@ -47,6 +47,7 @@ def train(make: Callable, config: Any, num_iterations: int) -> dict[str, np.ndar
 
 def difference(one: np.ndarray, other: np.ndarray) -> float:
     """The largest difference, relative to the largest number; NaN where both are is none."""
+    one, other = one.astype(np.float64), other.astype(np.float64)
     if np.array_equal(one, other, equal_nan=True):
         return 0.0
     scale = max(np.nanmax(np.abs(one), initial=0), np.nanmax(np.abs(other), initial=0))
@@ -57,6 +58,8 @@ def difference(one: np.ndarray, other: np.ndarray) -> float:
 def compare(arguments: argparse.Namespace) -> bool:
     """Train both and print each metric's difference. Returns whether they are the same."""
     copy, original = (import_script(path) for path in (arguments.copy, arguments.original))
+    if arguments.iterations < 1:
+        raise ValueError(f"--iterations must be at least 1, not {arguments.iterations}")
     config = preset(original.Config, arguments.env or original.Config().env)
     hints = {field.name for field in dataclasses.fields(copy.Config)}
     shared = {name: x for name, x in dataclasses.asdict(config).items() if name in hints}
@@ -84,7 +87,9 @@ def main() -> None:
     parser.add_argument("original", help="file of the script that it was made from")
     parser.add_argument("--env", default="", help="environment, whose preset of the original is trained")
     parser.add_argument("--iterations", type=int, default=3, help="iterations to compare (3)")
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="fields that turn the change off")
+    parser.add_argument(
+        "--set", nargs="*", action="extend", default=[], metavar="NAME=VALUE", help="fields that turn the change off"
+    )
     try:
         raise SystemExit(not compare(parser.parse_args()))
     except (ValueError, OSError) as error:

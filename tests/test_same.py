@@ -49,6 +49,7 @@ def test_a_copy_is_its_script_with_its_change_turned_off(copy):
     [
         (["--set", "ratio=0"], "--set ratio=0: give NAME=VALUE, with a field of the copy's Config"),
         (["--env", "CartPol"], "did you mean CartPole-v1"),
+        (["--iterations", "0"], "--iterations must be at least 1, not 0"),
     ],
 )
 def test_bad_input_of_a_comparison_is_one_line(words, message):

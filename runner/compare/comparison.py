@@ -83,9 +83,6 @@ def read_lines(directory: Path) -> list[Line]:
     if not isinstance(env, str) or not env.isprintable():
         raise ValueError(f"{record.path} does not name the environment")
     options = {name: record.options.get(name, defaults[name]) for name in ("num_seeds", *OPTIONS)}
-    for name, x in options.items():
-        if type(x) is not type(defaults[name]):
-            raise ValueError(f"{record.path}: the option {name} cannot be {x!r}")
     planned = options.pop("num_seeds")
     if record.rungs and not (directory / store.METRICS).exists():
         raise ValueError(f"{directory} is a halved sweep that has not ended; continue it with --resume")

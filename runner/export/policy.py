@@ -105,7 +105,7 @@ def _text(policy: Policy, origin: str, source: Source, inputs: dict[Any, Any], o
     space = policy.action_space
     is_discrete = hasattr(space, "n")
     head = HEAD.format(
-        origin=origin,
+        origin=origin.replace('"', "'"),  # names of elsewhere do not end the text that they stand in
         math="import math\n" * any("math." in text for text in source.helpers),
         obs_shape=jax.tree.map(lambda x: x.shape[1:], policy.inputs[0]),
         action_shape="()" if is_discrete else shape_text(space.shape),

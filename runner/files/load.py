@@ -51,12 +51,8 @@ def load(
     record = read_record(run_dir)
     if script is None:
         module = _find_script(record)
-    elif Path(script).is_file() and Path(script).suffix == ".py":
-        module = import_script(script)
     else:
-        raise ValueError(f"the script {script} does not exist or is no .py file")
-    if missing := [name for name in ("Config", "make") if not hasattr(module, name)]:
-        raise ValueError(f"{module.__file__} is no script that trains: it has no {' and no '.join(missing)}")
+        module = import_script(script)
     try:
         return _restore(run_dir, record, module, seed_index, setting_index)
     except ValueError as error:
@@ -141,7 +137,13 @@ def _find_script(record: Record) -> Any:
 
 def import_script(path: str | Path) -> Any:
     """Import a script by its file, unless it is imported already, as a module of its own name. Where another module has
-    this name, or one of Python itself, which must stay what it is, the module is named by its path."""
+    this name, or one of Python itself, which must stay what it is, the module is named by its path.
+
+    Raises:
+        ValueError: there is no such .py file, or it is no script.
+    """
+    if not (os.path.isfile(path) and Path(path).suffix == ".py"):
+        raise ValueError(f"the script {path} does not exist or is no .py file")
     path = Path(path).resolve()
     known = sys.modules.get(path.stem)
     is_taken = path.stem in sys.stdlib_module_names or (known is not None and not _is_from(known, path))
@@ -156,6 +158,8 @@ def import_script(path: str | Path) -> Any:
     except BaseException:
         del sys.modules[name]
         raise
+    if missing := [name for name in ("Config", "make") if not hasattr(module, name)]:
+        raise ValueError(f"{path} is no script that trains: it has no {' and no '.join(missing)}")
     return module
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import os
 import platform
 import shlex
 import subprocess
@@ -97,7 +98,8 @@ def _git_commit(folder: Path) -> str | None:
 def read_record(directory: Path) -> Record:
     """Read config.json. Raises ValueError if it is missing or damaged."""
     path = directory / RECORD
-    if not directory.resolve().name.isprintable():  # it is shown, as the name of a method in a comparison
+    name = os.path.basename(os.path.realpath(directory))
+    if not name.isprintable():  # it is shown, as the name of a method in a comparison
         raise ValueError(f"{directory} has a name that cannot be printed; rename the folder")
     try:
         content = read_json(path)
