@@ -16,7 +16,7 @@ import numpy as np
 
 from common.presets import preset
 from runner.cli.parse import fail
-from runner.files.load import import_script
+from runner.files.load import check_script, import_script
 
 ROUNDING = 1e-4  # largest relative difference that is called rounding
 
@@ -57,7 +57,7 @@ def difference(one: np.ndarray, other: np.ndarray) -> float:
 
 def compare(arguments: argparse.Namespace) -> bool:
     """Train both and print each metric's difference. Returns whether they are the same."""
-    copy, original = (import_script(path) for path in (arguments.copy, arguments.original))
+    copy, original = (check_script(import_script(path)) for path in (arguments.copy, arguments.original))
     if arguments.iterations < 1:
         raise ValueError(f"--iterations must be at least 1, not {arguments.iterations}")
     config = preset(original.Config, arguments.env or original.Config().env)

@@ -50,9 +50,9 @@ def load(
     run_dir = Path(run_dir)
     record = read_record(run_dir)
     if script is None:
-        module = _find_script(record)
+        module = check_script(_find_script(record))
     else:
-        module = import_script(script)
+        module = check_script(import_script(script))
     try:
         return _restore(run_dir, record, module, seed_index, setting_index)
     except ValueError as error:
@@ -140,7 +140,7 @@ def import_script(path: str | Path) -> Any:
     this name, or one of Python itself, which must stay what it is, the module is named by its path.
 
     Raises:
-        ValueError: there is no such .py file, or it is no script.
+        ValueError: there is no such .py file.
     """
     if not (os.path.isfile(path) and Path(path).suffix == ".py"):
         raise ValueError(f"the script {path} does not exist or is no .py file")
@@ -158,8 +158,13 @@ def import_script(path: str | Path) -> Any:
     except BaseException:
         del sys.modules[name]
         raise
+    return module
+
+
+def check_script(module: Any) -> Any:
+    """The module itself. Raises ValueError unless it is a script that trains."""
     if missing := [name for name in ("Config", "make") if not hasattr(module, name)]:
-        raise ValueError(f"{path} is no script that trains: it has no {' and no '.join(missing)}")
+        raise ValueError(f"{module.__file__} is no script that trains: it has no {' and no '.join(missing)}")
     return module
 
 
