@@ -263,8 +263,8 @@ class Algorithm(NamedTuple):
     init: Callable  # key -> State
     step: Callable  # one iteration: (State, iteration) -> (State, metrics)
     act: Callable  # (State, obs, memory, key=None) -> (action, memory), greedy without a key
-    value: Callable  # (State, obs, memory) -> value
-    initial_memory: Callable  # num_envs -> memory where episodes begin, [num_envs, 2, width]
+    value: Callable  # (State, obs, memory) -> (value, memory), a memory of its own
+    initial_memory: Callable  # num_envs -> either memory where episodes begin, [num_envs, width]
 
 
 # -- Algorithm -------------------------------------------------------------------------------------
@@ -327,15 +327,15 @@ def make(config: Config) -> Algorithm:
     optimizer = optax.chain(clip, optax.adam(learning_rate, eps=config.adam_eps))
 
     def initial_memory(num_envs):
-        return jnp.zeros((num_envs, 2, num_parts * config.memory_size), jnp.float32)
+        return jnp.zeros((num_envs, num_parts * config.memory_size), jnp.float32)
 
     def init(key):
         actor_key, critic_key, reset_key, key = jax.random.split(key, 4)
         obs, env_state = env.reset(jax.random.split(reset_key, config.num_envs))
         memory = initial_memory(config.num_envs)
         params = Params(
-            actor=actor.init(actor_key, obs, memory[:, 0]),
-            critic=critic.init(critic_key, obs, memory[:, 1]),
+            actor=actor.init(actor_key, obs, memory),
+            critic=critic.init(critic_key, obs, memory),
         )
         scaling = normalization.init_reward_scaling(config.num_envs)
         statistics = normalization.init_statistics(env.obs_shape)
@@ -344,7 +344,7 @@ def make(config: Config) -> Algorithm:
             opt_state=optimizer.init(params),
             env_state=env_state,
             obs=obs,
-            memory=memory,
+            memory=jnp.stack([memory, memory], axis=1),
             key=key,
             obs_statistics=statistics if config.normalize_obs else None,
             reward_scaling=scaling if config.normalize_reward else None,
@@ -459,15 +459,12 @@ def make(config: Config) -> Algorithm:
         return normalization.normalize(state.obs_statistics, obs)  # without statistics: obs
 
     def act(state, obs, memory, key=None):
-        obs = preprocess(state, obs)
-        policy, actor_memory = actor.apply(state.params.actor, obs, memory[..., 0, :])
-        _, critic_memory = critic.apply(state.params.critic, obs, memory[..., 1, :])
+        policy, memory = actor.apply(state.params.actor, preprocess(state, obs), memory)
         action = policy.mode() if key is None else policy.sample(seed=key)
-        action = scale_action(action, env.action_space)
-        return action, jnp.stack([actor_memory, critic_memory], axis=-2)
+        return scale_action(action, env.action_space), memory
 
     def value(state, obs, memory):
-        return critic.apply(state.params.critic, preprocess(state, obs), memory[..., 1, :])[0]
+        return critic.apply(state.params.critic, preprocess(state, obs), memory)
 
     return Algorithm(init, step, act, value, initial_memory)
 
