@@ -15,6 +15,7 @@ from common.environment import make_env
 from runner.cli.parse import fail, registry
 from runner.devices.evaluation import MAX_FRAMES, episode_limit, greedy_policy, play_episode
 from runner.files.load import load
+from runner.files.record import read_record
 from runner.files.store import replacing
 from runner.report.progress import SECONDS_BETWEEN_LINES
 
@@ -74,6 +75,8 @@ def main() -> None:
             raise ValueError(f"{config.env}: {error}") from error
         path = Path(arguments.out or f"episode{ending}")
         check_out(path, ending)
+        if read_record(Path(arguments.run)).is_sampled:
+            print("note: the run was evaluated with sampled actions; this episode is greedy", file=sys.stderr)
         print(f"playing an episode of {config.env}", flush=True)
         key, limit = jax.random.key(arguments.episode_seed), episode_limit(env, arguments.max_steps)
         states, returns = play_episode(env, *greedy_policy(algorithm, state, 1), key, limit)

@@ -49,6 +49,11 @@ class Record:
         """Name of the script."""
         return Path(self.script).stem
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether evaluations of the run sampled actions."""
+        return self.options.get("eval_sampled") is True
+
 
 # -- Writing -----------------------------------------------------------------------------------------------------------
 
