@@ -3,7 +3,7 @@
     python benchmarks/gymnasium_scores.py                          # every row of classic control in RESULTS.md
     python benchmarks/gymnasium_scores.py --only ppo/CartPole-v1   # this one
 
-20 seeds are trained with the preset and evaluated over 100 whole episodes each. Every policy is exported to numpy and
+20 seeds are trained with the preset and evaluated over 100 whole episodes each. Every policy is exported to ONNX and
 plays 100 episodes in Gymnasium's environment of the same name. Writes results/gymnasium.csv, in which other rows stay,
 and the table of docs/environments.md. A finished run is not trained again, and one that was stopped is continued.
 """
@@ -23,7 +23,7 @@ import results  # with the folder of `runner` in the path
 from results import FAMILIES, HEADLINE, ROOT, Pair, with_table
 
 from common.environment import make_env
-from runner.export.policy import make_policy, write_numpy
+from runner.export.policy import make_model, make_policy
 from runner.files.load import load
 from runner.report.statistics import bootstrap_interval, iqm, probability_of_improvement
 
@@ -45,15 +45,15 @@ def trained(pair: Pair, out: Path) -> Path:
     return folder
 
 
-def export(run: Path, seed: int, folder: Path) -> None:
-    """Write a seed's policy in numpy."""
+def export(run: Path, seed: int, file: Path) -> None:
+    """Write a seed's policy as an ONNX model."""
     config, algorithm, state = load(run, seed)
-    write_numpy(make_policy(algorithm, state, make_env(config.env)), f"{run}, seed {seed}", folder)
+    file.write_bytes(make_model(make_policy(algorithm, state, make_env(config.env)), {"seed": seed}).content)
 
 
-def play(env: str, seed: int, folder: Path) -> float:
+def play(env: str, seed: int, file: Path) -> float:
     """Mean return of a seed's policy in Gymnasium; each seed plays other episodes."""
-    command = [sys.executable, folder / "policy.py", "--gymnasium", env]
+    command = [sys.executable, ROOT / "runner" / "export" / "play.py", file, "--gymnasium", env]
     command += ["--episodes", str(EPISODES), "--seed", str(EPISODES * seed)]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(re.search(r"mean (\S+),", result.stdout)[1])
@@ -64,10 +64,10 @@ def scores(pair: Pair, out: Path) -> list[dict[str, str]]:
     run = trained(pair, out)
     ours = results.read(run / "summary.json")["eval_episode_return"]["per_seed"]
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
-        folders = [Path(name, str(seed)) for seed in range(len(ours))]
-        for seed, folder in enumerate(folders):
-            export(run, seed, folder)
-        theirs = list(pool.map(lambda seed: play(pair.env, seed, folders[seed]), range(len(ours))))
+        files = [Path(name, f"{seed}.onnx") for seed in range(len(ours))]
+        for seed, file in enumerate(files):
+            export(run, seed, file)
+        theirs = list(pool.map(lambda seed: play(pair.env, seed, files[seed]), range(len(ours))))
     rows = enumerate(zip(ours, theirs, strict=True))
     return [{"row": pair.name, "seed": seed, "gymnax": f"{a:.2f}", "gymnasium": f"{b:.2f}"} for seed, (a, b) in rows]
 

@@ -12,7 +12,7 @@ Layers, from the lowest up; a module imports from its own layer and from those b
     evaluate     the scores of a policy, also in another environment
     same         whether a copy of a script still is the script
     compare/     runs side by side
-    export/      a policy without JAX
+    export/      a policy as an ONNX model, and a player of it
 """
 
 from runner.files.load import load  # noqa: F401  # `from runner import load`

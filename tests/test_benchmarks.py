@@ -207,16 +207,6 @@ def test_a_score_in_gymnasium_is_subtracted(gymnasium_scores):
     assert probability.startswith(" 0.62 (")
 
 
-@pytest.mark.slow
-def test_a_policy_plays_in_gymnasium(gymnasium_scores, undisturbed_ppo, tmp_path, monkeypatch):
-    monkeypatch.setattr(gymnasium_scores, "EPISODES", 2)
-    monkeypatch.setattr(gymnasium_scores, "trained", lambda *_: undisturbed_ppo)
-    first, second = gymnasium_scores.scores(gymnasium_scores.PAIRS["ppo/CartPole-v1"], tmp_path)
-    assert (first["seed"], second["seed"]) == (0, 1)
-    assert first["gymnasium"] != second["gymnasium"], "each seed plays other episodes"
-    assert 8 <= float(first["gymnasium"]) <= 500
-
-
 # -- Settings ----------------------------------------------------------------------------------------------------------
 
 

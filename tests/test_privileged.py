@@ -1,9 +1,7 @@
 """Observations of which the critic sees more than the policy: what each network reads, learns and normalises."""
 
 import importlib
-import runpy
 from functools import cache
-from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -15,7 +13,7 @@ from helpers import rank_promotion
 
 from common.environment import Environment
 from common.suites import Suite
-from runner.export.policy import make_policy, write_numpy
+from runner.export.policy import make_policy
 
 pytestmark = pytest.mark.slow
 
@@ -111,14 +109,14 @@ def test_the_policy_acts_without_what_the_critic_sees(script):
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def test_an_exported_policy_acts_without_what_the_critic_sees(tmp_path):
-    algorithm, state, _ = trained("ppo", Secret)
-    write_numpy(make_policy(algorithm, state, Environment(Secret())), "a test", tmp_path / "policy")
-    policy = runpy.run_path(str(tmp_path / "policy" / "policy.py"))
-    obs = {"actor": np.ones((2, 1), np.float32)}
-    np.testing.assert_allclose(policy["act"](obs), algorithm.act(state, obs), atol=1e-5)
-    box = SimpleNamespace(observation_space=SimpleNamespace(shape=(1,)), action_space=None)
-    assert policy["misfit"](box) == "observations (1,), the policy takes {'actor': (1,)}"
+@pytest.mark.parametrize("script", CONFIGS)
+def test_an_exported_policy_does_not_ask_for_what_the_critic_sees(script):
+    algorithm, state, _ = trained(script, Secret)
+    policy = make_policy(algorithm, state, Environment(Secret()))
+    assert policy.inputs.keys() == {"actor", *policy.memory}
+    memory = memory_of(algorithm)
+    expected = algorithm.act(state, {"actor": jnp.ones((2, 1))}, *memory)
+    jax.tree.map(np.testing.assert_array_equal, policy.act(jnp.ones((2, 1)), *memory), jax.tree.leaves(expected))
 
 
 WIDTHS = {"ppo": (1, 2), "ppo_rnn": (1, 2), "reppo": (1, 3), "sac": (1, 3), "td3": (1, 3)}

@@ -60,7 +60,7 @@ def test_a_run_says_what_it_does(script, undisturbed):
         rf"results in {(run := directory_of(script, 'undisturbed'))}",
         rf"  extend:      python {re.escape(path_of(script))} --resume {run} --total-timesteps {twice}",
         rf"  draw:        python -m runner.render {run}",
-        rf"  export:      python -m runner.export {run} --out policy",
+        rf"  export:      python -m runner.export {run} --out policy\.onnx",
         rf"  compare:     python -m runner.compare {run} OTHER_RUN",
     ]
     lines = iter(result.stdout.splitlines())

@@ -199,7 +199,7 @@ def print_commands(experiment: Experiment, directory: Path, is_stopped: bool) ->
     with contextlib.suppress(ValueError):  # some environments cannot be drawn
         make_env(experiment.config.env).suite.renderer()
         print(f"  draw:        {tool_command('render', experiment.script, directory)}")
-    print(f"  export:      {tool_command('export', experiment.script, directory)} --out policy")
+    print(f"  export:      {tool_command('export', experiment.script, directory)} --out policy.onnx")
     print(f"  compare:     python -m runner.compare {run} OTHER_RUN", flush=True)
     if experiment.options.wandb == "offline":
         print(f"  upload:      wandb sync {run}/wandb/offline-run-*", flush=True)
