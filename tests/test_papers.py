@@ -1,51 +1,37 @@
 """docs/papers.md: each diff fits its script, and with it the script computes what the paper says."""
 
 import importlib
-import re
 import sys
 import types
 from functools import cache, partial
 from pathlib import Path
 
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import struct
-from gymnax.environments import environment, spaces
 from helpers import ROOT, SMALL
 from reference import dense, layer_norm, to_float64
-from test_traps import change_of
 
 from common.buffer import add, init_buffer, read
+from runner.main import ask
+
+sys.path.append(str(ROOT / "benchmarks"))
+
+import paper_environments  # noqa: F401  # registers its environments
+import papers
 
 pytestmark = [pytest.mark.usefixtures("rank_promotion"), pytest.mark.slow]
 
-PAGE = (ROOT / "docs" / "papers.md").read_text()
-
-
-def read_papers():
-    """The script of each section of the page, and its hunks as (lines as they become, lines as they are)."""
-    for section in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]:
-        for block in re.findall(r"^```diff\n(.*?)^```", section, re.DOTALL | re.MULTILINE):
-            head, *hunks = re.split(r"^@@.*\n", block, flags=re.MULTILINE)
-            yield section.partition(":")[0], head.strip("# \n"), [change_of(f"{head}{hunk}")[1:] for hunk in hunks]
-
-
-PAPERS = {name: (path, hunks) for name, path, hunks in read_papers()}
+PAPERS = papers.read_papers()
 
 
 @cache
 def cook(paper):
     """The module of a copy of the script with the diff."""
-    path, hunks = PAPERS[paper]
+    path, text = papers.copy_of(paper)
     original = importlib.import_module(Path(path).stem)
-    text = Path(original.__file__).read_text()
-    for changed, plain in hunks:
-        assert text.count(plain) == 1, plain
-        text = text.replace(plain, changed)
     module = types.ModuleType(f"{original.__name__}_{paper.lower().replace(' ', '_')}")
     module.__file__ = original.__file__
     sys.modules[module.__name__] = module  # dataclasses look it up there
@@ -74,39 +60,6 @@ def inner(function, name):
     raise KeyError(name)
 
 
-@struct.dataclass
-class Bits:
-    time: jax.Array
-    bits: jax.Array
-    goal: jax.Array
-
-
-class BitFlip(environment.Environment):
-    """Bit flipping (Andrychowicz et al. 2017, section 3.1): set the bits to those of the goal."""
-
-    default_params = environment.EnvParams(max_steps_in_episode=5)
-
-    def reset_env(self, key, params):
-        bits, goal = jax.random.bernoulli(key, shape=(2, 5)).astype(jnp.float32)
-        state = Bits(jnp.int32(0), bits, goal)
-        return jnp.concatenate([bits, goal]), state
-
-    def step_env(self, key, state, action, params):
-        bits = state.bits.at[action].set(1.0 - state.bits[action])
-        state = Bits(state.time + 1, bits, state.goal)
-        is_reached = (bits == state.goal).all()
-        return jnp.concatenate([bits, state.goal]), state, jnp.where(is_reached, 0.0, -1.0), is_reached, {}
-
-    def action_space(self, params=None):
-        return spaces.Discrete(5)
-
-    def observation_space(self, params=None):
-        return spaces.Box(0.0, 1.0, (10,))
-
-
-gymnax.register("Probe-BitFlip", BitFlip)
-
-
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     """A file of 40 transitions of Pendulum, whose rewards tell them from those of a buffer."""
@@ -125,11 +78,24 @@ def dataset(tmp_path_factory):
 def test_the_diff_fits(paper, dataset):
     module, script = cook(paper), Path(PAPERS[paper][0]).stem
     env = {"dqn": "CartPole-v1", "sac": "Pendulum-v1"}.get(script, "CartPole-v1")
-    env = "Probe-BitFlip" if paper == "HER" else env
+    env = "BitFlip-v0:num_bits=5" if paper == "HER" else env
     algorithm = module.make(config_of(module, script, env=env, dataset=dataset, memory_size=2))
     state = jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0))
     after, _ = jax.eval_shape(algorithm.step, state, 0)
     assert jax.tree.structure(after) == jax.tree.structure(state)
+
+
+@pytest.mark.parametrize("name", papers.STUDIES)
+def test_the_flags_of_a_study_can_be_read(name, tmp_path, monkeypatch):
+    study = papers.STUDIES[name]
+    module, path = cook(study.paper), tmp_path / "my.py"
+    (tmp_path / "presets").mkdir()
+    papers.write_copy(study.paper, path)
+    monkeypatch.setattr(module, "__file__", str(path))
+    for words in (study.flags, f"{study.flags} {study.on if study.off is None else study.off}"):
+        monkeypatch.setattr(sys, "argv", ["my.py", *words.split(), *papers.COMMON.split()])
+        config, options, _ = ask(path, module.Config)
+        assert (config.env, options.num_seeds) == (words.split()[1], 20)
 
 
 OFF = {
@@ -143,7 +109,7 @@ OFF = {
 @pytest.mark.parametrize("paper", OFF)
 def test_turned_off_it_is_the_script(paper, dataset):
     script = PAPERS[paper][0].removesuffix(".py")
-    env = {"RLPD": "Pendulum-v1", "HER": "Probe-BitFlip"}.get(paper, "CartPole-v1")
+    env = {"RLPD": "Pendulum-v1", "HER": "BitFlip-v0:num_bits=5"}.get(paper, "CartPole-v1")
 
     def train(module, **changes):
         algorithm = module.make(config_of(module, script, env=env, **changes))
@@ -279,7 +245,7 @@ def test_per_weighs_the_errors_and_renews_the_priorities():
 def test_her_takes_goals_from_later_in_the_episode(monkeypatch):
     """Against a walk over a ring of two environments that has gone around."""
     module = cook("HER")
-    algorithm = module.make(config_of(module, "dqn", env="Probe-BitFlip", her_share=0.5, buffer_size=33))
+    algorithm = module.make(config_of(module, "dqn", env="BitFlip-v0:num_bits=5", her_share=0.5, buffer_size=33))
     draw = np.random.default_rng(0)
     obs, done = np.float32(draw.integers(2, size=(2, 60, 10))), draw.random((2, 60)) < 0.2
     rows = module.Transition(obs[0], np.zeros(60, np.int32), np.float32(np.arange(60)), *done, obs[1])
