@@ -29,14 +29,13 @@ class Walk(Suite):
         vars(self).update(changes)
 
     def reset(self, key):
-        return self.see_start(jnp.float32(0)), Place(position=jnp.float32(0), time=self.start(jnp.int32(0)))
+        return self.see_start(jnp.float32(0)), Place(position=jnp.float32(0), time=jnp.int32(0))
 
     def step(self, key, state, action):
-        position, time = state.position + 1, jax.tree.leaves(state.time)[0] + 1
+        position, time = state.position + 1, state.time + 1
         state = state.replace(position=position, time=time)
         return self.see(position), self.move(state), self.pay(), self.end(time >= 5), self.tell(state)
 
-    start = staticmethod(lambda time: time)
     see_start = staticmethod(lambda position: position[None])
     see = staticmethod(lambda position: position[None].astype(jnp.float32))
     move = staticmethod(lambda state: state)
@@ -56,56 +55,33 @@ def tell_legal(legal, **changes):
 
 
 BREACHES = {
-    "reward with an axis": ({"pay": lambda: jnp.ones(1)}, r"^reward must be a number \[\], not float32\[1\]$"),
-    "reward that is a key": ({"pay": lambda: jax.random.key(0)}, r"^reward must be a number \[\], not key"),
-    "float flag": ({"end": lambda x: x.astype(float)}, r"^terminated must be a bool \[\], not float32\[\]$"),
-    "flag with an axis": ({"end": lambda x: x[None]}, r"^terminated must be a bool \[\], not bool\[1\]$"),
-    "limit of its own": ({"tell": lambda s: {"truncated": s.position}}, r"^truncated must be a bool \[\], not float"),
-    "text": ({"tell": lambda s: {"at": "home"}}, r"^step must return arrays, not a value of type .*str.*\['at'\]$"),
-    "info that is no dict": ({"tell": lambda s: s.position}, r"^info must be a dict, not float32\[\]$"),
-    "a metric's name": (
-        {"tell": lambda s: {"num_episodes": s.time}},
-        r"^info has a scalar num_episodes, the name of another array",
-    ),
-    "other shape of obs": (
-        {"see_start": lambda x: x},
-        r"^obs is an array of shape \(\) in reset and .* \(1,\) in step$",
-    ),
+    "reward with an axis": ({"pay": lambda: jnp.ones(1)}, r"^reward must be a number \[\], not \[1\]$"),
+    "flag as a number": ({"end": jnp.int32}, r"^terminated must be a bool \[\], not int32 \[\]$"),
+    "flag with an axis": ({"end": lambda x: x[None]}, r"^terminated must be a bool \[\], not bool \[1\]$"),
+    "limit of its own": ({"tell": lambda s: {"truncated": s.time}}, r"^truncated must be a bool \[\], not int32"),
+    "a metric's name": ({"tell": lambda s: {"num_episodes": s.time}}, r"^info has a scalar num_episodes, the name of"),
+    "other shape of obs": ({"see_start": lambda x: x}, r"^obs has the shape \(\) in reset and \(1,\) in step$"),
     "other shape of state": (
         {"move": lambda s: s.replace(position=s.position[None])},
-        r"^state.position is an array of shape \(\) in reset and an array of shape \(1,\) in step$",
+        r"^state.position has the shape \(\) in reset and \(1,\) in step$",
     ),
-    "state that grows": (
-        {"move": lambda s: s.replace(time=(s.time, s.time))},
-        r"^state.time is an array of shape \(\) in reset and missing in step$",
-    ),
-    "state of other types": (
-        {"start": lambda time: (time,), "move": lambda s: s.replace(time=[s.time])},
-        r"^obs or state is of other",
-    ),
-    "dtype that never settles": (
-        {"move": lambda s: s.replace(time=s.time.astype(jnp.int16 if s.time.dtype == jnp.int8 else jnp.int8))},
-        r"^state.time is int8 in one step and int16 in the next$",
-    ),
-    "tuple as obs": (
-        see_both(lambda x: (x, x)),
-        r"^obs must be an array, or a dict of arrays, .* \(float32\[\], fl",
-    ),
-    "other dict as obs": (see_both(lambda x: {"grid": x}), r"^obs must be .*, not \{grid: float32\[\]\}$"),
-    "no actor": (see_both(lambda x: {"critic": x}), r"^obs must be .*, not \{critic: float32\[\]\}$"),
-    "empty obs": (see_both(lambda x: jnp.zeros(0)), r"^obs must have elements, and has the shape \(0,\)$"),
+    "state that grows": ({"move": lambda s: s.replace(time=(s.time, s.time))}, r"^obs and state are .* in step$"),
+    "tuple as obs": (see_both(lambda x: (x, x)), r"^obs must be an array, not empty, or a dict of actor"),
+    "other dict as obs": (see_both(lambda x: {"grid": x}), r"^obs must be .*, not \{'grid': "),
+    "no actor": (see_both(lambda x: {"critic": x}), r"^obs must be .*, not \{'critic': "),
+    "empty obs": (see_both(lambda x: jnp.zeros(0)), r"^obs must be .* not ShapeDtypeStruct\(shape=\(0,\)"),
     "limit of 0": ({"max_episode_steps": 0}, r"^max_episode_steps must be None or an int of at least 1, not 0$"),
     "limit that is no int": ({"max_episode_steps": 5.0}, r"^max_episode_steps must be .*, not 5\.0$"),
     "negative period": ({"reset_period": -1}, r"^reset_period must be None or an int of at least 0, not -1$"),
     "legal of another length": (tell_legal(lambda: jnp.ones(3, bool)), r"^obs\['legal'\] must be a bool \[2\], not bo"),
-    "legal as numbers": (tell_legal(lambda: jnp.ones(2)), r"^obs\['legal'\] must be a bool \[2\], not float32\[2\]$"),
+    "legal as numbers": (tell_legal(lambda: jnp.ones(2)), r"^obs\['legal'\] must be a bool \[2\], not float32"),
     "no legal action": (tell_legal(lambda: jnp.zeros(2, bool)), r"^obs\['legal'\] has no legal action"),
     "legal ones of continuous actions": (
         tell_legal(lambda: jnp.ones(2, bool), action_space=spaces.Box(-1.0, 1.0, (2,))),
         r"^obs must have no entry `legal`, as the actions are continuous$",
     ),
     "too few values": ({"step": lambda key, state, action: (jnp.ones(1), state)}, r"^step must return obs, state, rew"),
-    "obs alone": ({"reset": lambda key: jnp.ones(1)}, r"^reset must return obs, state, not float32\[1\]$"),
+    "obs alone": ({"reset": lambda key: jnp.ones(1)}, r"^reset must return obs, state, not Shape"),
 }
 
 
@@ -121,14 +97,6 @@ def test_a_refusal_names_the_environment(monkeypatch):
     monkeypatch.setattr("common.environment.make_suite", lambda name: (Walk(max_episode_steps=0), {}))
     with pytest.raises(ValueError, match=r"^Probe-Walk: max_episode_steps must be"):
         make_env("Probe-Walk")
-
-
-def test_an_error_of_the_environment_itself_keeps_its_traceback():
-    def pay():
-        raise TypeError("the environment's own")
-
-    with pytest.raises(TypeError, match=r"^the environment's own"):
-        Environment(Walk(pay=pay))
 
 
 def test_an_environments_own_error_is_not_one_of_the_contract(monkeypatch):
