@@ -25,9 +25,8 @@ def preset(config_class: type[ConfigType], env: str, name: str = "", **fields: t
     Raises:
         ValueError: as `find_preset`.
     """
-    if (path := preset_file(config_class)) is None or not path.exists():
-        what = f"there is no presets/{path.name}" if path else "a Config that is defined in no file has no presets"
-        warnings.warn(f"{what}: {env} has the defaults of Config", stacklevel=2)
+    if not (path := _file_of(config_class)).exists():
+        warnings.warn(f"there is no presets/{path.name}: {env} has the defaults of Config", stacklevel=2)
     config = find_preset(config_class, canonical_name(env), name) or config_class(env=canonical_name(env))
     return dataclasses.replace(config, **fields)
 
@@ -38,25 +37,22 @@ def find_preset(config_class: type[ConfigType], env: str, name: str = "") -> Con
     Raises:
         ValueError: no preset of this name, or an error in the file of presets.
     """
-    presets, family = read_presets(config_class), _without_options(env)
+    presets, family = read_presets(config_class), env.partition(":")[0]
     names = [x for x, configs in presets.items() if x and family in configs]
     if name and name not in names:
         others = f"only {', '.join(names)}" if names else "whose presets have no name: leave --preset out"
-        path = preset_file(config_class)
-        raise ValueError(f"{f'presets/{path.name}' if path else 'Config'} has no preset {name} for {family}, {others}")
+        path = f"presets/{_file_of(config_class).name}"
+        raise ValueError(f"{path} has no preset {name} for {family}, {others}")
     config = presets.get(name, {}).get(family)
     return config and dataclasses.replace(config, env=env)
 
 
-def _without_options(env: str) -> str:
-    return env.partition(":")[0]
-
-
-def preset_file(config_class: type) -> Path | None:
+def _file_of(config_class: type) -> Path:
     """presets/<script>.toml of the script that defines a Config, or, if that has none, of the one it inherits from."""
-    modules = (sys.modules[base.__module__] for base in config_class.__mro__)
-    paths = [FOLDER / f"{Path(module.__file__).stem}.toml" for module in modules if getattr(module, "__file__", None)]
-    return next((path for path in paths if path.exists()), paths[0] if paths else None)
+    modules = [sys.modules[base.__module__] for base in config_class.__mro__]
+    files = [getattr(module, "__file__", None) or module.__name__ for module in modules]  # a notebook has no file
+    paths = [FOLDER / f"{Path(file).stem}.toml" for file in files]
+    return next((path for path in paths if path.exists()), paths[0])
 
 
 def read_presets(config_class: type[ConfigType]) -> dict[str, dict[str, ConfigType]]:
@@ -68,24 +64,22 @@ def read_presets(config_class: type[ConfigType]) -> dict[str, dict[str, ConfigTy
     Raises:
         ValueError: naming the file and the table: an unknown field, an invalid value, an environment twice.
     """
-    path, presets = preset_file(config_class), {}
-    if path is None or not path.exists():
+    path, presets, place = _file_of(config_class), {}, ""
+    if not path.exists():
         return {}
     try:
         content = tomllib.loads(path.read_text("utf-8-sig"))  # with or without the mark of an editor
-    except ValueError as error:  # no UTF-8, or no TOML
-        raise ValueError(f"{path}: {error}") from error
-    if content.keys() != {"preset"} or not isinstance(content["preset"], list):
-        raise ValueError(f"{path} must consist of tables [[preset]]")
-    for number, table in enumerate(content["preset"], start=1):
-        try:
+        if content.keys() != {"preset"} or not isinstance(content["preset"], list):
+            raise ValueError("it must consist of tables [[preset]]")
+        for number, table in enumerate(content["preset"], start=1):
+            place = f", [[preset]] number {number}"
             name, configs = _read_table(table, config_class)
             for config in configs:
                 if config.env in presets.setdefault(name, {}):
                     raise ValueError(f"{config.env} has a preset{f' named {name}' if name else ''} already")
                 presets[name][config.env] = config
-        except ValueError as error:
-            raise ValueError(f"{path}, [[preset]] number {number}: {error}") from error
+    except ValueError as error:  # also no UTF-8, or no TOML
+        raise ValueError(f"{path}{place}: {error}") from error
     return presets
 
 
@@ -97,9 +91,9 @@ def _read_table(table: dict[str, typing.Any], config_class: type[ConfigType]) ->
     if not (isinstance(envs, tuple) and envs and all(isinstance(env, str) for env in envs)):
         raise ValueError('it needs envs = ["NAME", ...]')
     for env in envs:
-        if env != (found := _without_options(canonical_name(env))):
+        if env != (found := canonical_name(env).partition(":")[0]):
             raise ValueError(f"envs has {env}, for which no preset is looked up; --env {env} takes that of {found}")
-    if not isinstance(name, str) or ("name" in table and not name):
+    if not isinstance(name, str):
         raise ValueError(f'name must be text, such as "small", not {name!r}')
     for field, value in fields.items():
         if field not in hints or field == "env":

@@ -98,7 +98,7 @@ def test_a_config_of_a_notebook_has_the_presets_of_what_it_extends(base, monkeyp
     extended = dataclasses.make_dataclass("Config", [*fields, ("huber_delta", float, 1.0)], bases=(base,), frozen=True)
     extended.__module__ = "notebook"
     if base is object:
-        with pytest.warns(UserWarning, match="a Config that is defined in no file has no presets"):
+        with pytest.warns(UserWarning, match="there is no presets/notebook.toml"):
             assert preset(extended, "CartPole-v1") == extended("CartPole-v1")
     else:
         expected = dataclasses.asdict(preset(base, "CartPole-v1")) | {"huber_delta": 2.0}
@@ -169,11 +169,9 @@ GOOD = '[[preset]]\nenvs = ["A-v0"]\n'
         ("[[preset]]\nenvs = ['A-v0', 'A-v0']", "number 1: A-v0 has a preset already"),
         ("[[preset]]\nnum_envs = 2", 'number 1: it needs envs = ["NAME", ...]'),
         ("[[preset]]\nenvs = 'A-v0'", 'number 1: it needs envs = ["NAME", ...]'),
-        ("[[preset]]\nenvs = []", 'number 1: it needs envs = ["NAME", ...]'),
         (GOOD + "[[preset]]\nenvs = ['A-v0']\nname = 'x'\ngamma = 2", "number 2: gamma must be between 0 and 1, not 2"),
         (2 * (GOOD + "name = 'small'\n"), "number 2: A-v0 has a preset named small already"),
         (GOOD + "name = 3", 'number 1: name must be text, such as "small", not 3'),
-        (GOOD + "name = ''", "number 1: name must be text, such as \"small\", not ''"),
         ("[[preset]]\nenvs = [1]", 'number 1: it needs envs = ["NAME", ...]'),
         (
             "[[preset]]\nenvs = ['gymnax/A-v0']",
@@ -195,7 +193,7 @@ def test_a_mistake_names_the_file_and_the_table(read, tmp_path, text, message):
 def test_a_file_that_is_not_one_of_presets_is_refused(read, tmp_path, text):
     with pytest.raises(ValueError, match=r"must consist of tables \[\[preset\]\]") as error:
         read(text)
-    assert str(error.value).startswith(f"{tmp_path / FILE} ")
+    assert str(error.value).startswith(f"{tmp_path / FILE}: ")
 
 
 def test_a_preset_file_is_utf_8_with_or_without_a_mark(read, tmp_path):
