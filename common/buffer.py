@@ -107,15 +107,6 @@ def read_windows(buffer: Buffer, rows: jax.Array, *, n_step: int, num_envs: int,
     return batch.replace(reward=reward, discount=discount, terminated=end.terminated, next_obs=end.next_obs)
 
 
-def cut_newest(buffer: Buffer, n: int) -> Buffer:
-    """Mark the newest n transitions as truncated, if they have this field: the next ones are of other episodes."""
-    newest = read(buffer, (buffer.count - n + jnp.arange(n, dtype=jnp.int32)) % buffer.capacity)
-    if getattr(newest, "truncated", None) is None:
-        return buffer
-    newest = newest.replace(truncated=jnp.ones_like(newest.truncated))
-    return add(buffer.replace(count=buffer.count - n), newest)
-
-
 def _shapes(tree: Any, num_axes: int) -> dict[str, tuple[int, ...]]:
     """The shape of each field, without its first axes."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)

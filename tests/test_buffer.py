@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from common.buffer import add, cut_newest, draw_rows, init_buffer, read, read_windows
+from common.buffer import add, draw_rows, init_buffer, read, read_windows
+from runner.devices.programs import cut_newest
 
 ROW = {"obs": jax.ShapeDtypeStruct((2,), jnp.uint8), "flag": jax.ShapeDtypeStruct((), bool), "x": jnp.float32(0)}
 

@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from common.buffer import Buffer, cut_newest
+from common.buffer import Buffer, add, read
 from common.environment import make_env
 from runner.devices.evaluation import episode_limit, evaluate, greedy_policy, sampled_policy
 from runner.devices.lanes import compile_init, compile_quickly, compile_segment, is_finite, make_placement, to_host
@@ -34,6 +35,15 @@ def check_scalars(env_name: str, algorithm: Any) -> None:
     for name in scalars:
         if name in metrics:
             raise ValueError(f"the scalar {name} in the info of {env_name} has the name of another metric: rename it")
+
+
+def cut_newest(buffer: Buffer, n: int) -> Buffer:
+    """Mark the newest n transitions as truncated, if they have this field: the next ones are of other episodes."""
+    newest = read(buffer, (buffer.count - n + jnp.arange(n, dtype=jnp.int32)) % buffer.capacity)
+    if getattr(newest, "truncated", None) is None:
+        return buffer
+    newest = newest.replace(truncated=jnp.ones_like(newest.truncated))
+    return add(buffer.replace(count=buffer.count - n), newest)
 
 
 class Programs:
@@ -73,14 +83,9 @@ class Programs:
     def refill(self, part: Part) -> Any:
         """`state.buffer` of random transitions, from which no n-step window leads to later ones."""
         buffer, num_envs = self.init.result()(*self.inputs(part)).buffer, self.experiment.config.num_envs
-
-        def is_buffer(x):
-            return isinstance(x, Buffer)
-
-        def cut_each(tree):
-            return jax.tree.map(lambda x: cut_newest(x, num_envs) if is_buffer(x) else x, tree, is_leaf=is_buffer)
-
-        cut = self.placement.each(cut_each)
+        is_buffer = lambda x: isinstance(x, Buffer)  # noqa: E731
+        cut_one = lambda x: cut_newest(x, num_envs) if is_buffer(x) else x  # noqa: E731
+        cut = self.placement.each(lambda tree: jax.tree.map(cut_one, tree, is_leaf=is_buffer))
         shardings = jax.tree.map(lambda x: x.sharding, self.state.buffer)
         return jax.jit(cut, donate_argnums=0, out_shardings=shardings)(buffer)
 
