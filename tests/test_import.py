@@ -47,14 +47,16 @@ def test_another_number_of_devices_may_be_chosen(code, variables):
         ({"cpu.max": "max 100000\n"}, math.inf),
         ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
+        ({"job/cpu.max": "300000 100000\n", "cpu.max": "200000 100000\n"}, 2),
         ({"cpu.max": "\n"}, math.inf),
         ({}, math.inf),
     ],
 )
 def test_the_quota_of_a_container_is_read_in_both_versions(files, cores, tmp_path):
-    (tmp_path / "cpu").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
+    for name, text in (files | {"../../../proc/self/cgroup": "4:cpu:/docker/0a1b\n0::/job"}).items():
+        path = (tmp_path / "sys/fs/cgroup" / name).resolve()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     assert cpu_quota(tmp_path) == cores
 
 

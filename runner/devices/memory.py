@@ -1,20 +1,21 @@
 """Memory: how much there is, what does not fit, how lanes are divided so that they fit, and what is printed of it."""
 
-import contextlib
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from common import cgroup_limits
 from common.environment import make_env
 from runner.cli.options import Options
 from runner.devices import hosts
 from runner.experiment import Experiment, Part, split_lanes
 
 RECORD_BYTES = 40  # per lane and iteration: about ten metrics
+SMALLER = "lower --lanes-per-batch, or if it is 1 --num-envs (or --buffer-size)"  # what helps where it does not suffice
 
 
 def host_bytes(root: Path = Path("/")) -> int:
@@ -22,20 +23,8 @@ def host_bytes(root: Path = Path("/")) -> int:
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
     limits += [] if address_space == resource.RLIM_INFINITY else [address_space]
-    with contextlib.suppress(OSError):  # this system has no cgroups
-        limits += _container_limits(root)
-    return min(limits)
-
-
-def _container_limits(root: Path) -> Iterator[int]:
-    """The limits of the process's cgroup and of those that contain it, of version 2 or 1."""
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
-        _, controllers, group = line.split(":", maxsplit=2)
-        if controllers in ("", "memory"):
-            name = "memory.limit_in_bytes" if controllers else "memory.max"
-            folder = root / "sys/fs/cgroup" / controllers / group.lstrip("/")
-            texts = [path.read_text().strip() for x in (folder, *folder.parents) if (path := x / name).exists()]
-            yield from (int(text) for text in texts if text != "max")
+    limits += [x for name in ("memory.max", "memory.limit_in_bytes") for (x,) in cgroup_limits(name, root=root)]
+    return int(min(limits))
 
 
 def available_bytes(num_devices: int) -> int:
@@ -70,6 +59,11 @@ def format_bytes(count: float) -> str:
     return f"{count:.3g} {units[0]}"
 
 
+def describe_lanes(num_lanes: int) -> str:
+    """1 -> '1 lane (a seed of a setting)'."""
+    return "1 lane (a seed of a setting)" if num_lanes == 1 else f"{num_lanes:,} lanes (seeds x settings)"
+
+
 def describe_state(abstract_state: Any, num_devices: int) -> str:
     """Size of the State of a lane, and how many fit."""
     memory, lane_bytes = available_bytes(num_devices), num_bytes(abstract_state)
@@ -100,15 +94,8 @@ def check_state(options: Options, num_lanes: int, lane_bytes: int) -> None:
     is_auto = options.lanes_per_batch == "auto"
     least = 1 if is_auto else min(int(options.lanes_per_batch), -(-num_lanes // jax.process_count()))
     if least * lane_bytes > available:
-        lanes, flag = (
-            ("1 seed", "--num-envs (or --buffer-size)")
-            if least == 1
-            else (f"{least:,} lanes (seeds x settings)", "--lanes-per-batch")
-        )
-        raise ValueError(
-            f"the state of {lanes} takes {format_bytes(least * lane_bytes)} and the memory is "
-            f"{format_bytes(available)}; lower {flag}"
-        )
+        lanes, taken = describe_lanes(least), format_bytes(least * lane_bytes)
+        raise ValueError(f"the state of {lanes} takes {taken} and the memory is {format_bytes(available)}; {SMALLER}")
 
 
 def check_results(num_lanes: int, lane_bytes: int) -> None:
@@ -116,7 +103,7 @@ def check_results(num_lanes: int, lane_bytes: int) -> None:
     most = host_bytes() // (3 * lane_bytes)  # joining copies them, writing may do so once more
     if num_lanes > most:
         raise ValueError(
-            f"{num_lanes:,} lanes (seeds x settings) record about {format_bytes(num_lanes * lane_bytes)} of metrics; "
+            f"the metrics of {describe_lanes(num_lanes)} take about {format_bytes(num_lanes * lane_bytes)}; "
             f"at most {most:,} lanes fit in {format_bytes(host_bytes())} of memory"
         )
 
@@ -154,14 +141,14 @@ def divide_lanes(
     asked = experiment.options.lanes_per_batch
     if asked != "auto" or recorded:
         programs, parts = divide(experiment.num_lanes if asked == "auto" else int(asked))
-        check_fits(programs, "resume it on a machine with more memory" if recorded else "lower --lanes-per-batch")
+        check_fits(programs, "resume it on a machine with more memory" if recorded else SMALLER)
         return programs, parts
     programs, parts = divide(max(1, most))
     while (share := programs.share_of_memory) > 1 and programs.num_lanes > 1:
         programs, parts = divide(max(1, int(programs.num_lanes / share)))
 
     def decide() -> str:
-        check_fits(programs, "")
+        check_fits(programs, SMALLER)
         return str(programs.num_lanes)
 
     agreed = int(hosts.agree(name, decide))
@@ -170,8 +157,5 @@ def divide_lanes(
 
 def check_fits(programs: Any, hint: str) -> None:
     """Raise ValueError if the training program takes more memory than its devices have."""
-    share, num_lanes = programs.share_of_memory, programs.num_lanes
-    if share > 1:
-        lanes = "one seed takes" if num_lanes == 1 else f"{num_lanes} lanes (seeds x settings) take"
-        hint = "lower --num-envs (or --buffer-size)" if num_lanes == 1 else hint
-        raise ValueError(f"{lanes} {share:.2f} times the memory; {hint}")
+    if (share := programs.share_of_memory) > 1:
+        raise ValueError(f"training {describe_lanes(programs.num_lanes)} takes {share:.2f} times the memory; {hint}")

@@ -14,6 +14,7 @@ from typing import IO
 import jax
 
 from runner.cli.options import Options, resume_flag
+from runner.devices.memory import SMALLER
 from runner.files.store import CHECKPOINT, LOCK, RECORD
 
 
@@ -71,7 +72,7 @@ def describe_shortage(directory: Path, options: Options) -> str:
     if options.resume or any(directory.rglob(CHECKPOINT)):
         return f"continue it on a machine with more memory, with {resume_flag(directory)}"
     discard(directory)
-    return "lower --lanes-per-batch, or if it is 1 --num-envs (or --buffer-size)"
+    return SMALLER
 
 
 def _new_folder(parent: Path) -> Path:
