@@ -97,8 +97,11 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     if kind is int and value >= 2**31:
         raise ValueError(f"{name} = {value} does not fit an int32; the most is 2**31 - 1")
     if kind is float and not isinstance(value, jax.core.Tracer):
-        with np.errstate(over="ignore"):
-            number = np.float32(value)
+        try:
+            with np.errstate(over="ignore"):
+                number = np.float32(value)
+        except OverflowError:  # an int of hundreds of digits
+            number = np.inf
         if not np.isfinite(number):
             raise ValueError(f"{name} must be finite as a float32 (at most 3.4e38), not {value}")
         if allowed and not allowed.holds(number):
@@ -109,7 +112,7 @@ def check_value(name: str, value: Any, hint: Any) -> None:
 def _split(hint: Any) -> tuple[Any, Range | None]:
     """An annotation's type, and its range if it has one."""
     if typing.get_origin(hint) is Annotated:
-        return hint.__origin__, hint.__metadata__[0]
+        return hint.__origin__, next((x for x in hint.__metadata__ if isinstance(x, Range)), None)
     return hint, None
 
 

@@ -263,7 +263,7 @@ def test_devices_per_lane_may_change_when_a_run_is_resumed(folder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"devices_per_lane": 0}, "devices_per_lane must be at least 1, not 0"),
+        ({"devices_per_lane": 0}, "devices_per_lane must be a positive int, not 0"),
         ({"devices_per_lane": 2, "devices": 1}, "devices_per_lane = 2 must divide devices = 1"),
         ({"devices_per_lane": 2, "devices": 2, "num_envs": 3}, "devices_per_lane = 2 must divide num_envs = 3"),
     ],
@@ -621,7 +621,7 @@ def test_two_processes_of_one_number_are_refused(monkeypatch):
         (flags(num_processes=2, process_id=2, coordinator="localhost:1"), "process_id must be between"),
         (flags(lanes_per_batch="some"), "lanes_per_batch must be auto or at least 1"),
         (flags(lanes_per_batch="0"), "lanes_per_batch must be auto or at least 1"),
-        (flags(devices=-1), "devices must not be negative"),
+        (flags(devices=-1), "devices must be an int of at least 0, not -1"),
     ],
 )
 def test_bad_flags(words, message):

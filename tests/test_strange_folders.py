@@ -397,8 +397,8 @@ def test_options_of_another_type_are_refused_by_a_comparison_too(run, options):
     [
         {"sweep": ["learning_rate=log:1e-5:1:1e12"]},
         {"sweep": ["learning_rate=lin:0.1:1:1e5", "gamma=lin:0.1:1:1e5", "vf_coef=lin:0.1:1:1e5"]},
-        {"sweep": ["learning_rate=log:1e-5:1"], "sweep_samples": 10**12},
-        {"num_seeds": 2**31},
+        {"sweep": ["learning_rate=log:1e-5:1"], "sweep_samples": 2**31 - 1},
+        {"num_seeds": 2**31 - 1},
     ],
     ids=str,
 )

@@ -9,19 +9,21 @@ from typing import Annotated, Literal
 
 import tyro
 
+from common.config import NonNegative, NonNegativeInt, check_value
+
 
 @dataclass(frozen=True)
 class Options:
     """Options of the run, the same for every algorithm."""
 
     num_seeds: int = 1  # seeds trained in parallel; seed i has the key jax.random.key(SEED + i)
-    seed: int = 0  # first seed
+    seed: NonNegativeInt = 0  # first seed
     # name of a preset in presets/<script>.toml, whose values are the defaults, such as small, for a CPU; empty: the one
     # without a name
     preset: str = ""
     # float setting to vary, in one compilation: learning-rate=1e-4,3e-4 or =log:1e-5:1e-2:16 or =lin:LOW:HIGH:COUNT
     sweep: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    sweep_samples: int = 0  # number of random settings drawn from the ranges of --sweep; 0: train the whole grid
+    sweep_samples: NonNegativeInt = 0  # random settings drawn from the ranges of --sweep; 0: train the whole grid
     # train all settings of a sweep to 1/N**2 of the run, the best 1/N of them to 1/N, and the best 1/N of those to the
     # end, with more or fewer such rungs for more or fewer settings; off: train all to the end
     sweep_halve: str = "off"
@@ -29,23 +31,23 @@ class Options:
     rank_by: Literal["iqm", "mean", "worst-quarter"] = "iqm"
     out: str = "runs"  # results go to OUT/<script>/<env>/NAME
     name: str = ""  # folder of this run; empty: date and time
-    eval_episodes: int = 32  # episodes per seed in each evaluation; 0: no evaluation
+    eval_episodes: NonNegativeInt = 32  # episodes per seed in each evaluation; 0: no evaluation
     # env steps per seed between evaluations, after one before training; 0: only at the end; auto: about 20
     # evaluations, fewer in a short run (docs/running.md has the rule)
     eval_every: str = "auto"
     eval_sampled: bool = False  # evaluate with sampled actions, as act has them with a key, instead of greedy ones
     eval_max_steps: int = 10_000  # steps after which an evaluation episode is cut; lower limits hold
-    checkpoint_every: float = 60.0  # seconds between checkpoints; 0: after every iteration; the end is always saved
+    checkpoint_every: NonNegative = 60.0  # seconds between checkpoints; 0: after every iteration; the end is saved too
     checkpoint_buffer: bool = True  # save the replay buffer too; without it files are small but resuming is not exact
     resume: str = ""  # folder of a run to continue, or to extend with a larger --total-timesteps
-    devices: int = 0  # number of devices of this host to use; 0: all; on a CPU a device is a core
+    devices: NonNegativeInt = 0  # number of devices of this host to use; 0: all; on a CPU a device is a core
     devices_per_lane: int = 1  # number of devices that split the environments and minibatches of a lane (a seed)
     lanes_per_batch: str = "auto"  # lanes (seeds x settings) trained at once, more in further batches; auto: what fits
     # precision of matrix products on a GPU or TPU; tf32 and bfloat16 are faster, but results then depend on the device
     matmul_precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     coordinator: str = ""  # address HOST:PORT of process 0; auto: detected from Slurm, Open MPI, Kubernetes, TPU
     num_processes: int = 1  # number of processes, with --coordinator HOST:PORT
-    process_id: int = 0  # number of this process, with --coordinator HOST:PORT
+    process_id: NonNegativeInt = 0  # number of this process, with --coordinator HOST:PORT
     wandb: Literal["disabled", "offline", "online"] = "disabled"  # Weights & Biases; offline needs no account
     wandb_project: str = "single-file-jax-rl"  # wandb project
     wandb_per_seed: bool = False  # one wandb run per seed in one group, instead of one run with the IQM over seeds
@@ -73,15 +75,8 @@ def parse_integer(text: str) -> int:
 
 def check_options(options: Options) -> None:
     """Raise ValueError, naming the option, if one has a value that cannot be used."""
-    if options.num_seeds < 1:
-        raise ValueError(f"num_seeds must be at least 1, not {options.num_seeds}")
-    if not 0 <= options.seed <= 2**32 - options.num_seeds:
-        raise ValueError(f"seed must be between 0 and 2**32 - num_seeds, not {options.seed}")
-    for name in ("sweep_samples", "eval_episodes", "devices"):
-        if getattr(options, name) < 0:
-            raise ValueError(f"{name} must not be negative, not {getattr(options, name)}")
-    if options.devices_per_lane < 1:
-        raise ValueError(f"devices_per_lane must be at least 1, not {options.devices_per_lane}")
+    for name, hint in typing.get_type_hints(Options, include_extras=True).items():
+        check_value(name, getattr(options, name), hint)
     if options.eval_sampled and options.eval_episodes == 0 and not options.resume:
         raise ValueError("--eval-sampled has no effect with eval_episodes = 0, which evaluates nothing")
     if options.rank_by != Options.rank_by and not (options.sweep or options.resume):
@@ -90,17 +85,9 @@ def check_options(options: Options) -> None:
         _check_halving(options)
     if options.eval_every != "auto":
         _check_interval(options.eval_every)
-    if options.eval_max_steps < 1:
-        raise ValueError(f"eval_max_steps must be at least 1, not {options.eval_max_steps}")
-    if not 0 <= options.checkpoint_every < float("inf"):
-        raise ValueError(f"checkpoint_every must be a number of seconds, at least 0, not {options.checkpoint_every}")
     batch = options.lanes_per_batch
     if batch != "auto" and not (batch.isdecimal() and int(batch) >= 1):
         raise ValueError(f"lanes_per_batch must be auto or at least 1, not {batch}")
-    for name, kind in typing.get_type_hints(Options).items():
-        if typing.get_origin(kind) is Literal and getattr(options, name) not in typing.get_args(kind):
-            allowed = ", ".join(typing.get_args(kind))
-            raise ValueError(f"{name} must be one of {allowed}, not {getattr(options, name)}")
     if options.name in (".", "..") or "/" in options.name or not options.name.isprintable():
         raise ValueError(f"name must be the name of one folder, not {options.name!r}; --out says where it is")
     if options.name != options.name.strip():
@@ -133,7 +120,7 @@ def _check_interval(text: str) -> None:
 
 
 def _check_processes(options: Options) -> None:
-    if not 0 <= options.process_id < options.num_processes:
+    if options.process_id >= options.num_processes:
         raise ValueError(
             f"process_id must be between 0 and num_processes - 1, not {options.process_id} of {options.num_processes}"
         )

@@ -111,7 +111,7 @@ def read_record(directory: Path) -> Record:
         for name, kind in FIELDS.items():
             if not isinstance(content, dict) or not isinstance(content.get(name), kind):
                 raise ValueError(f"it needs a field {name!r} of type {kind.__name__}")
-        _check_types(content["options"])
+        _check_options(content["options"])
         parts, rungs = _read_parts(content["parts"]), _read_rungs(content.get("rungs", []))
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"no run in {directory}: it has no {RECORD}") from None
@@ -123,13 +123,11 @@ def read_record(directory: Path) -> Record:
     return Record(path, content["script"], config, content["options"], parts, rungs, content["wandb_id"])
 
 
-def _check_types(options: dict[str, Any]) -> None:
-    """Raise ValueError if an option that this version has is of another type."""
-    for name, default in dataclasses.asdict(Options()).items():
-        kinds = {float: (float, int), tuple: (list,)}.get(type(default), (type(default),))
-        x = options.get(name, list(default) if kinds == (list,) else default)
-        if type(x) not in kinds or (kinds == (list,) and not all(isinstance(text, str) for text in x)):
-            raise ValueError(f"the option {name} cannot be {x!r}")
+def _check_options(options: dict[str, Any]) -> None:
+    """Raise ValueError if an option that this version has cannot have its value."""
+    hints = typing.get_type_hints(Options, include_extras=True)
+    for name in hints.keys() & options.keys():
+        check_value(name, tuple(x) if isinstance(x := options[name], list) else x, hints[name])
 
 
 def _read_parts(content: Any) -> list[Part]:
@@ -170,7 +168,7 @@ def read_config(record: Record, config_class: type, to_resume: bool = False) -> 
     try:
         for name, value in fields.items():
             check_value(name, value, hints[name])
-    except (ValueError, OverflowError) as error:  # an integer of 400 digits is no float
+    except ValueError as error:
         raise ValueError(f"{record.path}: {error}") from error
     return config_class(**fields)
 
