@@ -31,7 +31,6 @@ import runner.devices.programs
 import runner.report.results
 from runner.cli.options import Options
 from runner.experiment import Experiment
-from runner.report.progress import print_header
 
 pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 
@@ -196,17 +195,6 @@ def test_a_run_says_when_it_waits_for_the_evaluation_program(is_late, monkeypatc
     assert result.stdout.count("\nwaiting for the evaluation program to compile ...\n") == is_late
 
 
-def test_a_short_run_says_that_it_is_evaluated_less_often(capsys):
-    line = "2 evaluations, as 20 could take longer than the training"
-    cases = ({}, True), ({"eval_every": "32"}, False), ({"eval_episodes": 0}, False), ({"eval_max_steps": 10}, False)
-    for changes, is_said in cases:
-        options = Options(**({"eval_episodes": 2} | changes))
-        print_header(Experiment("ppo.py", None, small_config("ppo", 4), options, {}), True, 1, jnp.zeros(3))
-        output = capsys.readouterr().out
-        assert (f"\n{line}; --eval-every N overrides\n" in output) == is_said
-        assert ("could take longer" in output) == is_said
-
-
 @pytest.mark.parametrize(("env", "is_drawn"), [("CartPole-v1", True), ("DeepSea-bsuite", False)])
 def test_draw_is_offered_where_the_environment_can_be_drawn(env, is_drawn, capsys):
     experiment = Experiment(
@@ -251,13 +239,6 @@ def test_the_commands_name_the_file_that_started_the_run(started, argv, script, 
         f"  export:      python {draw.replace('render.py', 'export/__main__.py').replace('.render', '.export')} "
         in output
     )
-
-
-def test_a_run_on_a_gpu_says_what_its_evaluations_could_take(capsys, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    experiment = Experiment("ppo.py", None, small_config("ppo", 100), Options(eval_episodes=2), {})
-    print_header(experiment, True, 1, jnp.zeros(3))
-    assert "1 evaluation, as 20 could take longer than the training; --eval" in capsys.readouterr().out
 
 
 def test_each_evaluation_plays_other_episodes():

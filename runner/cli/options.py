@@ -32,8 +32,7 @@ class Options:
     out: str = "runs"  # results go to OUT/<script>/<env>/NAME
     name: str = ""  # folder of this run; empty: date and time
     eval_episodes: NonNegativeInt = 32  # episodes per seed in each evaluation; 0: no evaluation
-    # env steps per seed between evaluations, after one before training; 0: only at the end; auto: about 20
-    # evaluations, fewer in a short run (docs/running.md has the rule)
+    # env steps per seed between evaluations, after one before training; 0: only at the end; auto: a twentieth of all
     eval_every: str = "auto"
     eval_sampled: bool = False  # evaluate with sampled actions, as act has them with a key, instead of greedy ones
     eval_max_steps: int = 10_000  # steps after which an evaluation episode is cut; lower limits hold

@@ -8,45 +8,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.environment import Environment, make_env
+from common.environment import Environment
 from runner.cli.options import parse_integer
 from runner.devices.lanes import to_host
 from runner.experiment import Experiment
 
 STEPS_PER_CHECK = 8  # of whether all episodes have ended; on a GPU the host waits for the answer
 MAX_FRAMES = 500  # of an animation
-# With --eval-every auto, besides the evaluation before training:
-MAX_EVALUATIONS = 20  # of a run
-MAX_STEPS_RATIO = 16  # env steps of all evaluations over those of training, if every episode lasted to its limit
-# On a GPU or TPU what counts is what must be done one after another, however many environments do it at once.
-MAX_DEPTH_RATIO = 0.25  # steps of all evaluations, one after another, over those of an environment in training
-
-
-def auto_evaluations(experiment: Experiment) -> int:
-    """Number of evaluations with --eval-every auto, the one at the end included and the one before training not.
-
-    It follows from the settings and the kind of device alone, so a resumed run is evaluated at the same points.
-    """
-    config, options = experiment.config, experiment.options
-    limit = episode_limit(make_env(config.env), options.eval_max_steps)
-    env_steps = config.env_steps(config.num_iterations)
-    most = MAX_STEPS_RATIO * env_steps / max(1, options.eval_episodes)
-    if jax.default_backend() != "cpu":
-        most = min(most, MAX_DEPTH_RATIO * env_steps / config.num_envs)
-    return int(np.clip(most / limit, 1, MAX_EVALUATIONS))
 
 
 def evaluated_iterations(experiment: Experiment) -> np.ndarray:
     """Numbers of iterations after which the lanes are evaluated, the end not included; 0 is the untrained policy.
 
-    Empty if the lanes are evaluated only at the end, but for the untrained policy, with which halving compares. The end
-    of a rung counts as an end.
+    Without an interval there is none but, of a sweep that is halved, that of the untrained policy, with which halving
+    compares. The end of a rung counts as an end.
     """
     config, options = experiment.config, experiment.options
     steps, every = experiment.env_steps(config.num_iterations), options.eval_every
-    number = auto_evaluations(experiment) if every == "auto" else None
-    interval = parse_integer(every) if number is None else -(-steps[-1] // number)
-    if interval == 0 or number == 1 or options.eval_episodes == 0:
+    interval = -(-steps[-1] // 20) if every == "auto" else parse_integer(every)
+    if interval == 0 or options.eval_episodes == 0:
         return np.zeros(int(experiment.is_halved), int)
     passed = np.diff(steps // interval, prepend=config.env_steps(0) // interval) > 0
     return np.append(0, np.flatnonzero(passed[:-1]) + 1)

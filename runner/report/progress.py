@@ -10,15 +10,8 @@ from typing import IO, Any
 import jax
 import numpy as np
 
-from common.environment import make_env
 from common.presets import find_preset
 from runner.cli.halving import plan_sizes, plan_stops
-from runner.devices.evaluation import (
-    MAX_EVALUATIONS,
-    MAX_STEPS_RATIO,
-    auto_evaluations,
-    episode_limit,
-)
 from runner.devices.memory import describe_state
 from runner.experiment import Experiment, Part, Progress
 from runner.report.statistics import iqm
@@ -43,16 +36,12 @@ def print_header(experiment: Experiment, has_preset: bool, num_devices: int, abs
         _name_small_preset(experiment)
     if experiment.is_halved:
         print(describe_rungs(experiment))
-    number = auto_evaluations(experiment)
-    if options.eval_episodes and options.eval_every == "auto" and number < MAX_EVALUATIONS:
-        count = "1 evaluation" if number == 1 else f"{number} evaluations"
-        print(f"{count}, as {MAX_EVALUATIONS} could take longer than the training; --eval-every N overrides")
     sys.stdout.flush()
 
 
 def describe_rungs(experiment: Experiment) -> str:
     """The rungs of a sweep that is halved, and what they save."""
-    config, options, num_settings = experiment.config, experiment.options, experiment.num_settings
+    config, num_settings = experiment.config, experiment.num_settings
     factor, total = experiment.halving_factor, config.env_steps(config.num_iterations)
     sizes, stops = plan_sizes(num_settings, factor), plan_stops(num_settings, config.num_iterations, factor)
     if len(stops) == 1:
@@ -61,12 +50,7 @@ def describe_rungs(experiment: Experiment) -> str:
     lengths = np.diff(steps, prepend=0)
     share = np.dot(sizes, lengths) / (num_settings * total)
     rungs = ", ".join(f"{size} to {length:,}" for size, length in zip(sizes, steps, strict=True))
-    text = f"{len(stops)} rungs, settings to env steps: {rungs}; {share:.0%} of the env steps of the whole sweep"
-    limit = episode_limit(make_env(config.env), options.eval_max_steps)
-    evaluating = options.eval_episodes * limit * (num_settings + sum(sizes[:-1]))  # untrained, and before each cut
-    if evaluating > MAX_STEPS_RATIO * (1 - share) * num_settings * total:
-        text += "\nthe evaluations of the rungs could take longer than what they save; lower --eval-episodes"
-    return text
+    return f"{len(stops)} rungs, settings to env steps: {rungs}; {share:.0%} of the env steps of the whole sweep"
 
 
 def _name_small_preset(experiment: Experiment) -> None:
