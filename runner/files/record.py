@@ -15,13 +15,11 @@ from typing import Any
 import jax
 
 from common.config import check_value
-from common.suites import canonical_name
 from runner.cli.options import PROCESS, Options, check_options
 from runner.cli.sweep import count_settings, make_settings, read_axes
 from runner.experiment import Experiment, Part, Rung
 from runner.files.store import RECORD, read_json, write_json
 
-VERSION = 2  # 1: records without a version
 MAX_LANES = 2**22  # of a record, so that a sweep in it does not fill the memory
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "safetensors", "numpy")
 # The fields that are read again, with their types.
@@ -32,9 +30,7 @@ RECIPES = {"torso": "mlp", "target_kl": 0.0, "dueling": False, "loss": "mse"}
 
 @dataclass(frozen=True)
 class Record:
-    """The fields of config.json that are read again; the environment by its canonical name, settings that are recipes
-    now only where they were on.
-    """
+    """The fields of config.json that are read again; settings that are recipes now only where they were on."""
 
     path: Path  # of config.json
     script: str  # path
@@ -64,7 +60,6 @@ def write_record(directory: Path, experiment: Experiment, rungs: list[Rung], wan
         return
     script, options = Path(experiment.script).absolute(), dataclasses.asdict(experiment.options)
     content = {
-        "version": VERSION,
         "algorithm": experiment.algorithm,
         "script": str(script),
         "config": dataclasses.asdict(experiment.config),
@@ -118,8 +113,6 @@ def read_record(directory: Path) -> Record:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     config = {name: x for name, x in content["config"].items() if name not in RECIPES or x != RECIPES[name]}
-    if isinstance(config.get("env"), str):  # earlier versions recorded it as it was given
-        config["env"] = canonical_name(config["env"])
     return Record(path, content["script"], config, content["options"], parts, rungs, content["wandb_id"])
 
 
@@ -162,7 +155,7 @@ def read_config(record: Record, config_class: type, to_resume: bool = False) -> 
     if to_resume and unknown:
         raise ValueError(
             f"{record.path} has settings that this version of {record.algorithm}.py does not know, so it cannot "
-            f"train on: {_join(unknown)}"
+            f"train on: {', '.join(unknown)}"
         )
     fields = _known_fields(record, record.config, dataclasses.asdict(config_class()))
     try:
@@ -176,18 +169,12 @@ def read_config(record: Record, config_class: type, to_resume: bool = False) -> 
 def read_options(record: Record) -> Options:
     """The options of a record, with defaults as `read_config` has them. Raises ValueError if one has a wrong value."""
     defaults = {name: x for name, x in dataclasses.asdict(Options()).items() if name not in PROCESS}
-    given = {"eval_sampled": False, "sweep_halve": "off", "rank_by": "iqm"} | record.options  # versions before them
-    options = Options(**_known_fields(record, given, defaults))
+    options = Options(**_known_fields(record, record.options, defaults))
     try:
         check_options(dataclasses.replace(options, resume=str(record.path)))  # as --resume took them
     except ValueError as error:
         raise ValueError(f"{record.path}: {error}") from error
     return options
-
-
-def _join(unknown: list[str]) -> str:
-    """Names of settings, with the page of those that are recipes."""
-    return ", ".join(f"{name} (see docs/recipes.md)" if name in RECIPES else name for name in unknown)
 
 
 def _known_fields(record: Record, content: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -196,7 +183,7 @@ def _known_fields(record: Record, content: dict[str, Any], defaults: dict[str, A
         values = ", ".join(f"{name} = {x}" for name, x in missing.items())
         print(f"note: {record.path} is of another version and lacks {values} (the default)", file=sys.stderr)
     if unknown := sorted(content.keys() - defaults.keys()):
-        print(f"note: {record.path} is of another version; not used: {_join(unknown)}", file=sys.stderr)
+        print(f"note: {record.path} is of another version; not used: {', '.join(unknown)}", file=sys.stderr)
     known = defaults | {name: x for name, x in content.items() if name in defaults}
     return {name: tuple(x) if isinstance(x, list) else x for name, x in known.items()}
 
