@@ -9,8 +9,6 @@ from runner.cli.parse import rerun_command
 from runner.experiment import EVAL_STEPS, Experiment, Result
 from runner.report.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
 
-MIN_EVALUATIONS = 4  # of all seeds together, from which the greedy return is judged
-
 
 @dataclass(frozen=True)
 class Scores:
@@ -71,18 +69,18 @@ def find_greedy_gap(training: Curve, env_steps: np.ndarray, greedy: np.ndarray) 
     """The greedy return and the training return where one stays far below the other, as where the best policy is
     random; else None.
 
-    Of the evaluations in the last half of the run three quarters lie below the training return of its last tenth, by
-    more than half of all that it has moved, more than they differ among themselves and more than a tenth of it.
+    Three quarters of the evaluations in the last half of the run lie below the training return at its end, by more than
+    half of all that it has moved and more than a tenth of it.
 
     Args:
         env_steps, greedy: of the evaluations [n], and their returns [num_seeds, n].
     """
-    late, tenth = greedy[:, 2 * env_steps > env_steps[-1]], -(-len(training.iqm) // 10)
-    if late.size < MIN_EVALUATIONS or tenth == 0:
+    late = greedy[:, 2 * env_steps > env_steps[-1]]
+    if late.size == 0 or len(training.iqm) == 0:
         return None
-    trained, moved = training.iqm[-tenth:].mean(), np.ptp(training.iqm)
+    trained = training.iqm[-10:].mean()
     with np.errstate(invalid="ignore"):  # a return may be infinite
-        is_far = trained - np.quantile(late, 0.75) > max(moved / 2, late.std(), abs(trained) / 10)
+        is_far = trained - np.quantile(late, 0.75) > max(np.ptp(training.iqm) / 2, abs(trained) / 10)
     return (float(np.median(late)), float(trained)) if is_far else None
 
 
