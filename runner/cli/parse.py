@@ -59,20 +59,15 @@ def read_words(config_class: type) -> list[str]:
         ValueError: a switch with a value that is neither on nor off.
     """
     kinds = typing.get_type_hints(config_class) | typing.get_type_hints(Options)
-    words, rest = [], sys.argv[1:]
-    while rest:
-        word = rest.pop(0)
+    words = []
+    for word in sys.argv[1:]:
         flag, equals, value = word.partition("=")
-        kind = kinds.get(flag[2:].replace("-", "_")) if flag.startswith("--") else None
+        kind = kinds.get(flag[2:].replace("-", "_")) if flag.startswith("--") and equals else None
         if kind is bool:
-            if not equals:
-                value = rest.pop(0) if rest and not rest[0].startswith("-") else "true"
             if value.lower() not in SWITCHES:
                 raise ValueError(f"{flag} is a switch: give True or False, not {value!r}")
             words.append(flag if SWITCHES[value.lower()] else f"--no-{flag[2:]}")
         elif kind == tuple[int, ...]:
-            while rest and not rest[0].startswith("--"):
-                value += f" {rest.pop(0)}"
             words += [flag, *re.findall(r"[^\s,()\[\]]+", value)]
         else:
             words.append(word)
