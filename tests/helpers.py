@@ -26,6 +26,7 @@ import pytest
 
 from common.environment import clear_episodes
 from common.presets import read_presets
+from runner.cli.parse import to_flags
 from runner.devices import lanes, memory, programs
 from runner.experiment import Experiment
 from runner.files import checkpoint, store
@@ -95,14 +96,7 @@ def presets(script: str, name: str = "") -> dict:
 
 def flags(**fields) -> list[str]:
     """Command line flags: num_envs=2 -> --num-envs 2, clip_value=False -> --no-clip-value."""
-    words = []
-    for name, value in fields.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words += [f"--{flag}" if value else f"--no-{flag}"]
-        else:
-            words += [f"--{flag}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
-    return words
+    return list(map(str, to_flags(fields)))
 
 
 def small_config(script: str, iterations: int = ITERATIONS, **changes):
