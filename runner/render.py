@@ -2,14 +2,13 @@
 
 import signal
 import sys
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import tyro
+from rich.progress import track
 
 from common.environment import make_env
 from runner.cli.parse import fail, registry
@@ -17,7 +16,6 @@ from runner.devices.evaluation import MAX_FRAMES, episode_limit, greedy_policy, 
 from runner.files.load import load
 from runner.files.record import read_record
 from runner.files.store import replacing
-from runner.report.progress import SECONDS_BETWEEN_LINES
 
 
 @dataclass(frozen=True)
@@ -41,21 +39,6 @@ def check_out(path: Path, ending: str) -> None:
     if path.is_dir():
         raise ValueError(f"--out {path} is a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
-
-
-def count_drawn(states: list[Any]) -> Iterator[Any]:
-    """Yield the states while they are drawn, with a bar on a terminal, else with a line now and then."""
-    if sys.stdout.isatty():
-        from rich.progress import track
-
-        yield from track(states, "drawing")
-        return
-    last_line = time.perf_counter()
-    for i, state in enumerate(states):
-        if time.perf_counter() - last_line >= SECONDS_BETWEEN_LINES:
-            last_line = time.perf_counter()
-            print(f"{i:>6,} / {len(states):,} frames", flush=True)
-        yield state
 
 
 def main() -> None:
@@ -82,7 +65,7 @@ def main() -> None:
         states, returns = play_episode(env, *greedy_policy(algorithm, state, 1), key, limit)
         print(f"drawing {len(states):,} frames", flush=True)
         with replacing(path) as temporary:
-            render(count_drawn(states), returns, str(temporary))
+            render(track(states, "drawing", disable=not sys.stdout.isatty()), returns, str(temporary))
     except (ValueError, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:

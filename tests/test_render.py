@@ -153,13 +153,6 @@ def test_no_steps(run):
     assert_refused(draw(run, "--max-steps", 0), "max_steps")
 
 
-def test_a_long_drawing_says_how_far_it_is(run, folder, monkeypatch):
-    monkeypatch.setattr(render, "SECONDS_BETWEEN_LINES", 0.0)
-    result = draw(run, "--max-steps", 3)
-    assert (result.status, result.stderr) == (0, "")
-    assert [line.split()[:3] for line in result.stdout.splitlines()[2:5]] == [[str(i), "/", "3"] for i in range(3)]
-
-
 @pytest.mark.parametrize("tool", [render, export])
 def test_ctrl_c_is_silent(tool, run, monkeypatch):
     def load(*_):
@@ -172,7 +165,7 @@ def test_ctrl_c_is_silent(tool, run, monkeypatch):
 
 def test_a_drawing_that_fails_leaves_the_old_file(run, folder, monkeypatch):
     (folder / "episode.gif").write_text("old")
-    monkeypatch.setattr(render, "count_drawn", lambda states: iter([*states, 3]))
+    monkeypatch.setattr(render, "track", lambda states, *_, **__: iter([*states, 3]))
     assert draw(run, "--max-steps", 3).status == 1
     assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("episode.gif", "old")]
 
