@@ -25,7 +25,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import date
@@ -63,6 +63,7 @@ from runner.report.statistics import (  # noqa: E402
 FOLDER = ROOT / "benchmarks"
 RAW = FOLDER / "results" / "raw"
 README, BEGIN, END = ROOT / "README.md", "<!-- made by benchmarks/results.py -->", "<!-- end -->"
+MADE, NAMED = (FOLDER / "RESULTS.md", FOLDER / "GPU.md"), "<!-- made by benchmarks/results.py: {} -->"
 FINAL_EPISODES = 100
 RANDOM_EPISODES, MAX_STEPS = 1_000, 10_000
 # Of the curves; a script differs from the others in line style and marker, not only in colour (Okabe and Ito).
@@ -149,7 +150,7 @@ def minatar(script: str, preset: str = "") -> list[Pair]:
 
 # Zoo: RL Baselines3 Zoo, one agent, deterministic evaluation. SLM: SLM-Lab 5, 4 seeds, training return.
 # blines: gymnax-blines, 1 seed, 164 rollouts with sampled actions. OPEN: PPO with tuned Adam, by which
-# rl-learned-optimization normalises. The others: REMARKS and GPU_SCORES.
+# rl-learned-optimization normalises. The others: RESULTS.md and GPU.md.
 FAMILIES = {
     HEADLINE: [
         Pair("ppo", "CartPole-v1", 475.0, "500 at 100k (Zoo)", best=500.0),
@@ -475,8 +476,12 @@ def table(raws: dict[Pair, dict[str, Any]], folder: Path, columns: tuple[str, ..
     """A Markdown table of these columns (all if none is named), with links as they are from `folder`."""
     rows = [cells(pair, raw, folder) for pair, raw in raws.items()]
     columns = columns or tuple(rows[0])
-    lines = [columns, ["---"] * len(columns), *([row[column] for column in columns] for row in rows)]
-    return [f"| {' | '.join(line)} |" for line in lines]
+    return markdown(columns, ([row[column] for column in columns] for row in rows))
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table in Markdown."""
+    return [f"| {' | '.join(line)} |" for line in [columns, ["---"] * len(columns), *rows]]
 
 
 def cells(pair: Pair, raw: dict[str, Any], folder: Path) -> dict[str, str]:
@@ -512,70 +517,6 @@ def count_failed(raw: dict[str, Any]) -> int:
     return int(np.sum(scores < (random + iqm(scores)) / 2))
 
 
-INTRODUCTION = """\
-# Results
-
-Made by `python benchmarks/results.py`; `--only <script>/<environment>[/<preset>]` makes one row. Each row is a preset
-of the script, the one whose name follows the environment or else that without a name, on seeds 0 to 19, or on the first
-ones where `seeds` is less. Presets of GPU size and Craftax' `small` have published settings, but for PPO's networks on
-Playground and its learning rate on Breakout. Chosen on seeds 1000 and up, which no row has, were:
-
-- PPO and REPPO: that rate and all other presets;
-- DQN and discrete SAC: CartPole; categorical DQN: Acrobot; PQN: Asterix, Freeway and Seaquest; TD3: Brax' ant;
-- all scripts: the MountainCars, bsuite, misc, and Brax' reacher, hopper and walker2d, but for the env steps of DQN on
-  DeepSea and of recurrent PPO with a chain of 16, which were raised after some of the seeds 0 to 19 had failed.
-
-For the others no such choice is recorded.
-
-Scores are greedy returns after training, with sampled actions where the row says so, over 100 whole episodes for each
-seed (recurrent PPO on Craftax 32): the interquartile mean (IQM) over seeds with its 95 % bootstrap interval, the mean,
-the mean of the worst quarter of the seeds, and the worst seed. A seed has failed if it ends below half of the way from
-random actions to the IQM of its row: {} of {} seeds, without the rows of GPU.md and those that change a preset and have
-no bar. Where all seeds fail alike none counts as failed. Each script's name links to the raw file with the commands,
-the settings, the curve and the score of every seed, the commit, the versions and the machine. `time` is the whole
-training command for all seeds together, on one or two cores that often had other work, without the compilation of a
-program that an earlier run had kept; "not timed" where it was stopped, or trained beside others on a GPU. In the
-pictures the marker at 0 is the policy before training.
-
-"Best published" is the best public number of the same algorithm that we know, with QR-DQN beside categorical DQN, and
-PPO beside every script on MinAtar. These numbers follow other protocols, and those of classic control are of Gym, in
-which our policies [score the same](../docs/environments.md#the-same-policies-in-gymnasium) as in gymnax: Zoo is one
-agent with deterministic evaluation (RL Baselines3 Zoo), SLM the training return of 4 seeds (SLM-Lab 5), blines one seed
-with sampled actions (gymnax-blines), and OPEN the PPO by which rl-learned-optimization normalises."""
-ACHIEVEMENTS = """\
-Craftax: per cent of training episodes with each achievement, the mean over the last tenth of the iterations; those
-below 0.05 % in all rows are not named. The highest return is 226. In Craftax-1M, the table of scores after a million
-steps in Craftax' own repository, PPO has 2.2 % of that and PPO-RNN 2.3 %. Both rows of recurrent PPO were trained on an
-H200 and evaluated once, over 32 episodes."""
-GPU_INTRODUCTION = """\
-# On a GPU
-
-Measured on one NVIDIA H100 80GB HBM3 (Asterix, Breakout, Seaquest and the speeds) or H200 (the other scores) with 16
-CPU cores, Python 3.12, jax 0.11.2, matrix products in float32. `python benchmarks/results.py --gpu` and `python
-benchmarks/speed.py --gpu` measure again. Of the tests in `test_ppo.py`, `test_ppo_probes.py`, `test_replay_probes.py`,
-`test_buffer.py` and `test_normalization.py` 101 of 136 ran on the H100, and all passed; then the time on the GPU was
-over."""
-GPU_SCORES = """\
-Unnamed presets; columns as in [RESULTS.md](RESULTS.md).
-
-- Seaquest is of an earlier program, commit 91d5ca0, in TF32, and was stopped at 8.0M of 10M env steps; its score is
-  that of the run's last evaluation.
-- REPPO was stopped at 10.9M of 50M env steps. Its score and that of ant are from the run's last evaluation, over 32
-  episodes; both have too few evaluations for a curve.
-- Not timed: ant and SpaceInvaders, which were trained beside other runs, and Asterix, which waited for others. Freeway
-  and CheetahRun were compiled beside others, which is part of their time.
-- Since these rows were trained the running variance of observations is rounded less (CheetahRun, ant, REPPO), and
-  MinAtar's steps are no longer unrolled ([NOTES.md](NOTES.md#kernels-on-a-gpu)).
-
-Published: OPEN and blines are PPO, see RESULTS.md. In rows of `ppo.py`, REPPO stands for the PPO with which its authors
-compare, which has the preset's settings but for the networks and 200M env steps; Playground for its own PPO, five
-seeds; Brax for a plot in its notebook. REPPO's own 930 is reached after 505 s of a run of 200M env steps."""
-GPU_SPEED = """\
-Cases of [speed.py](speed.py): env steps per second over all lanes, training included, medians of three runs. Runs of
-one program differ by at most 3 %, two machines of this kind by up to 15 %. At commit 91d5ca0, in TF32, PPO was slower
-than both peers, with 0.85 to 0.94 times PureJaxRL's speed: an iteration had 4,870 kernels then, and 2,230 in the table
-([NOTES.md](NOTES.md#kernels-on-a-gpu)). Since the table was measured the programs of a single lane have lost the lanes'
-axis, ours and the peers'."""
 SHORT = (
     "script",
     "environment",
@@ -585,94 +526,38 @@ SHORT = (
     "worst seed",
     "best published",
 )
-REMARKS = {
-    "MinAtar, as gymnax has it": """\
-No sticky actions, the fewest actions, and at most 1,000 steps in an episode (Freeway 2,500): not the MinAtar of Young &
-Tian (2019). The published scores are PPO's and take ten times the steps, as does PPO's preset without a name; in 1M,
-`small` makes four times as many updates per env step.""",
-    "Variants": """\
-CleanRL's numbers are training returns of three seeds. MinAtar stands beside DQN's rows above: the same steps, the same
-seeds. `ppo.py`, which has no memory, stands beside recurrent PPO with the same settings where one observation does not
-tell the state: a cue to keep for 16 steps, and CartPole without its velocities
-([hidden_velocity.py](hidden_velocity.py)).""",
-    OPTIONS: """\
-Rows of the tables above with one setting changed, each beside as many seeds of the preset. P is the probability that a
-seed with the change scores higher than one with the preset, with its 95 % bootstrap interval.""",
-    "Brax": """\
-Where no backend is named it is `generalized`, the default; `spring` is 1.8 (inverted_pendulum) and 6.4 times (hopper)
-as fast ([README.md](README.md#environments)), and returns of different backends cannot be compared. The budgets are for
-a CPU: 0.4M to 2M env steps for PPO, 20k to 200k for SAC and TD3. Hopper's rows with `--gamma 0.99`, chosen for PPO and
-TD3 on seeds 1000 to 1003, have the other settings of the backend `spring`; they stand beside IQMs of five seeds after
-5.24M env steps (synthetic-gymnax), where SAC and TD3 make an update per env step, as here.""",
-}
-BESIDE_DQN = """\
-Categorical DQN has the settings of DQN, but for the bins and what its presets say. P is the probability that one of its
-seeds scores higher than one of DQN's, with its 95 % bootstrap interval."""
-BARS = """\
-## Bars
-
-Each IQM beside our goal for the script and its env steps, and the best published number; "within" where the IQM misses
-one that its 95 % interval contains. Intervals of three to five seeds are [too
-short](../docs/sweeps-and-comparison.md#how-many-seeds). The IQM is rounded as they are, and the interval is compared
-before it is rounded. What was tried where a goal was missed stands in
-[NOTES.md](NOTES.md#where-a-bar-was-hard-to-reach). CheetahRun and the 10M env steps of MinAtar are rows of
-[GPU.md](GPU.md), whose ant has no goal: its published score was read off a plot.
-
-| script | environment | env steps per seed | IQM | goal | reached | best published | reached |
-|---|---|---|---|---|---|---|---|"""
-RESTAMPED = """\
-## Rows and today's programs
-
-`--restamp` compares `init` and three iterations of the program that made a row on a CPU with today's. {} rows are
-bit-equal. {} are equal to rounding: the same random numbers and counts, and floats within 1e-5 of themselves or of the
-largest of their array after the first iteration. Most were compiled at LLVM's level 0 or 1, a run is at 3, where bits
-may differ; where whole iterations of SAC, TD3 or DQN differed, shorter ones of four cycles were compared instead.
-{pending} were recorded with today's program. Rows trained on a GPU were not compared. Another program, whose score may
-be another one: {others}."""
-AGGREGATE = """\
-## All environments with a published score
-
-The return is normalised, 0 for random actions (the mean of 1,000 episodes) and 1 for the best published number of the
-table of bars, whatever its env steps and protocol; that table leaves out MinAtar's rows and those of SAC and TD3 on
-hopper with at most a tenth of the published env steps. The curves are of the rows with at least five evaluations. The
-IQM is over the seeds of all environments of a script, which weigh the same. The last columns are the probability that a
-random seed of ours scores higher than the published number (ties: half), the mean over environments. Both have 95 %
-bootstrap intervals stratified by environment.
-
-| script | environments | IQM | 95 % interval | P(ours > published) | 95 % interval |
-|---|---|---|---|---|---|"""
 
 
-def report(raws: dict[Pair, dict[str, Any]]) -> str:
-    """The text of RESULTS.md."""
-    counted = [pair for pair in raws if (pair.bar is not None or not pair.changes) and pair not in FAMILIES[GPU]]
-    rows = [raws[pair] for pair in counted]
-    seeds = [(count_failed(raw), len(raw["final_episode_return"])) for raw in rows]
-    lines = [INTRODUCTION.format(*np.sum(seeds, axis=0))]
-    for family, pairs in FAMILIES.items():
-        if family == GPU:
-            continue
-        measured = {pair: raws[pair] for pair in pairs if pair in raws}
-        missing = [pair.name for pair in pairs if pair not in raws]
-        lines += ["", f"## {family}"]
-        if family in REMARKS:
-            lines += ["", REMARKS[family]]
-        if family == OPTIONS:
-            lines += ["", *option_table(measured, raws)]
-        elif measured:
-            lines += ["", *table(measured, FOLDER), "", f"![Evaluation curves](results/{picture_of(family)})"]
-        if missing:
-            lines += ["", f"Not measured yet: {', '.join(missing)}."]
-        if any("achievements" in raw for raw in measured.values()):
-            lines += ["", ACHIEVEMENTS, "", *achievement_table(measured)]
-        if family == "Variants":
-            lines += ["", BESIDE_DQN, "", *beside_dqn(raws)]
-    lines += ["", BARS, *bars(raws), "", *restamped(raws), "", AGGREGATE]
-    for script, samples in normalized_returns(raws).items():
-        finals = [x[:, -1] for x in samples]
-        cells = [f"{x:.3f} | {low:.3f} to {high:.3f}" for x, low, high in (aggregate_iqm(finals), beats(finals))]
-        lines.append(f"| `{script}.py` | {len(samples)} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", "![IQM over seeds and environments](results/aggregate.png)"]) + "\n"
+def blocks(raws: dict[Pair, dict[str, Any]]) -> dict[str, list[str]]:
+    """What is made between the comments of RESULTS.md and GPU.md: name of the comment -> lines."""
+    others = {pair: raw for pair, raw in raws.items() if pair not in FAMILIES[GPU]}
+    counted = [pair for pair in others if pair.bar is not None or not pair.changes]
+    seeds = [(count_failed(raws[pair]), len(raws[pair]["final_episode_return"])) for pair in counted]
+    made = {slug(family): family_table(family, raws) for family in FAMILIES}
+    which = "without the rows of GPU.md and those that change a preset and have no bar"
+    made["failed"] = ["{} of {} seeds have failed, {}.".format(*np.sum(seeds, axis=0), which)]
+    made |= {"achievements": achievement_table(others), "beside-dqn": beside_dqn(raws), "bars": bars(raws)}
+    return made | {"programs": restamped(raws), "aggregate": aggregate_table(raws), "speed": speed_table()}
+
+
+def filled(page: Path, raws: dict[Pair, dict[str, Any]]) -> str:
+    """The text of a page with what is made today between its comments."""
+    text = page.read_text()
+    for name, lines in blocks(raws).items():
+        if (begin := NAMED.format(name)) in text:
+            text = with_table(text, begin, lines)
+    return text
+
+
+def family_table(family: str, raws: dict[Pair, dict[str, Any]]) -> list[str]:
+    """The table of a family, its picture, and which of its rows are not measured."""
+    measured = {pair: raws[pair] for pair in FAMILIES[family] if pair in raws}
+    missing = [pair.name for pair in FAMILIES[family] if pair not in raws]
+    picture = f"![Evaluation curves](results/{picture_of(family)})"
+    lines = [*table(measured, FOLDER), "", picture] if measured and family != OPTIONS else []
+    if family == OPTIONS:
+        lines = option_table(measured, raws)
+    return [*lines, "", f"Not measured yet: {', '.join(missing)}."] if missing else lines
 
 
 def restamped(raws: dict[Pair, dict[str, Any]]) -> list[str]:
@@ -681,9 +566,10 @@ def restamped(raws: dict[Pair, dict[str, Any]]) -> list[str]:
     A row that was not compared has today's program; where it does not, --stale says so.
     """
     rows = {pair: raw.get("restamped") for pair, raw in raws.items() if raw["device"].endswith("cpu")}
-    numbers = [sum(found == kind for found in rows.values()) for kind in (*EQUAL, None)]
+    equal, rounded, today = (sum(found == kind for found in rows.values()) for kind in (*EQUAL, None))
     others = [f"`{pair.name}`" for pair, found in rows.items() if found not in (*EQUAL, None)]
-    return [RESTAMPED.format(*numbers[:2], pending=numbers[2], others=", ".join(others) or "none")]
+    counts = f"{equal} rows are bit-equal, {rounded} equal to rounding, {today} recorded with today's program."
+    return [counts, f"Another program: {', '.join(others) or 'none'}."]
 
 
 def achievement_table(measured: dict[Pair, dict[str, Any]]) -> list[str]:
@@ -692,16 +578,15 @@ def achievement_table(measured: dict[Pair, dict[str, Any]]) -> list[str]:
     best = {name: max(x.get(name, 0.0) for x in columns.values()) for x in columns.values() for name in x}
     names = sorted((name for name in best if best[name] > 0), key=lambda name: -best[name])
     titles = [f"`{' '.join(filter(None, [pair.file, pair.flags]))}`" for pair in columns]
-    lines = [("achievement", *titles), ["---"] * (1 + len(columns))]
-    lines += [(name.replace("_", " "), *(f"{x.get(name, 0.0):.1f}" for x in columns.values())) for name in names]
-    return [f"| {' | '.join(line)} |" for line in lines]
+    rows = [(name.replace("_", " "), *(f"{x.get(name, 0.0):.1f}" for x in columns.values())) for name in names]
+    return markdown(("achievement", *titles), rows)
 
 
 def option_table(measured: dict[Pair, dict[str, Any]], raws: dict[Pair, dict[str, Any]]) -> list[str]:
     """A Markdown table of the options: each beside the first seeds of the row of its preset, as many as it has."""
     measures = "IQM", "worst seed", "seeds"
     columns = ("script", "environment", "changed", "IQM of the preset", *measures, "P(changed > preset)")
-    lines = [columns, ["---"] * len(columns)]
+    lines = []
     for pair, raw in measured.items():
         row, base = cells(pair, raw, FOLDER), replace(pair, changes=())
         (preset,) = (raws[other] for other in raws if other.name == base.name)
@@ -709,26 +594,19 @@ def option_table(measured: dict[Pair, dict[str, Any]], raws: dict[Pair, dict[str
         preset = preset | {"final_episode_return": scores}
         line = [row["script"], pair.env, f"`{pair.flags}`", cells(base, preset, FOLDER)["IQM"]]
         lines.append([*line, *(row[name] for name in measures), improvement(raw, preset)])
-    return [f"| {' | '.join(line)} |" for line in lines]
+    return markdown(columns, lines)
 
 
 def beside_dqn(raws: dict[Pair, dict[str, Any]]) -> list[str]:
     """A Markdown table of categorical DQN's rows: each beside that of DQN, of the same env steps and seeds."""
-    columns = (
-        "environment",
-        "DQN, IQM",
-        "worst seed",
-        "categorical DQN, IQM",
-        "worst seed",
-        "P(categorical DQN > DQN)",
-    )
-    lines = [columns, ["---"] * len(columns)]
+    lines, scores = [], ("IQM", "worst seed")
     for pair, raw in raws.items():
         dqn = replace(pair, script="dqn").name
         for base in (other for other in raws if pair.script == "categorical_dqn" and other.name == dqn):
-            found = [cells(x, raws[x], FOLDER)[column] for x in (base, pair) for column in ("IQM", "worst seed")]
+            found = [cells(x, raws[x], FOLDER)[column] for x in (base, pair) for column in scores]
             lines.append([pair.env, *found, improvement(raw, raws[base])])
-    return [f"| {' | '.join(line)} |" for line in lines]
+    titles = ("DQN, IQM", "worst seed", "categorical DQN, IQM", "worst seed", "P(categorical DQN > DQN)")
+    return markdown(("environment", *titles), lines)
 
 
 def improvement(raw: dict[str, Any], base: dict[str, Any]) -> str:
@@ -738,14 +616,13 @@ def improvement(raw: dict[str, Any], base: dict[str, Any]) -> str:
 
 
 def bars(raws: dict[Pair, dict[str, Any]]) -> list[str]:
-    """The rows of the table of bars."""
-    lines = []
+    """A Markdown table of all rows with a goal or a published number."""
+    columns, lines = ("script", "environment", "env steps per seed", "IQM"), []
     for pair, raw in raws.items():
         if pair.bar is not None or pair.best is not None:
             row, x = cells(pair, raw, FOLDER), summarize(np.array(raw["final_episode_return"]))
-            line = [row[column] for column in ("script", "environment", "env steps per seed", "IQM")]
-            lines.append(f"| {' | '.join([*line, *reached(x, pair.bar), *reached(x, pair.best)])} |")
-    return lines
+            lines.append([*(row[column] for column in columns), *reached(x, pair.bar), *reached(x, pair.best)])
+    return markdown((*columns, "goal", "reached", "best published", "reached"), lines)
 
 
 def reached(scores: dict[str, float], goal: float | None) -> list[str]:
@@ -758,39 +635,23 @@ def reached(scores: dict[str, float], goal: float | None) -> list[str]:
     return [f"{goal:g}", "within" if scores["ci_high"] >= goal else "no"]
 
 
-def gpu_report(raws: dict[Pair, dict[str, Any]]) -> str:
-    """The text of GPU.md."""
-    measured = {pair: raws[pair] for pair in FAMILIES[GPU] if pair in raws}
-    missing = [pair.name for pair in FAMILIES[GPU] if pair not in raws]
-    scores = [
-        "## Scores",
-        "",
-        GPU_SCORES,
-        "",
-        *table(measured, FOLDER),
-        "",
-        f"![Evaluation curves](results/{picture_of(GPU)})",
-    ]
+def aggregate_table(raws: dict[Pair, dict[str, Any]]) -> list[str]:
+    """A Markdown table of the normalised returns over all environments of a script, and the picture of their curves."""
+    rows = []
+    for script, samples in normalized_returns(raws).items():
+        finals = [x[:, -1] for x in samples]
+        values = [(f"{x:.3f}", f"{low:.3f} to {high:.3f}") for x, low, high in (aggregate_iqm(finals), beats(finals))]
+        rows.append((f"`{script}.py`", f"{len(samples)}", *values[0], *values[1]))
+    columns = ("script", "environments", "IQM", "95 % interval", "P(ours > published)", "95 % interval")
+    return [*markdown(columns, rows), "", "![IQM over seeds and environments](results/aggregate.png)"]
+
+
+def speed_table() -> list[str]:
+    """A Markdown table of speed-gpu.csv."""
     with (FOLDER / "results" / "speed-gpu.csv").open(newline="") as file:
-        rows = [list(row.values()) for row in csv.DictReader(file)]
-    speed = ["| case | library | lanes | env steps/s | ours over theirs |", "|---|---|---|---|---|"]
-    speed += [
-        f"| `{case}` | {name} | {lanes} | {float(rate):,.0f} | {ratio} |"
-        for case, name, lanes, _, rate, ratio, *_ in rows
-    ]
-    lines = [
-        GPU_INTRODUCTION,
-        "",
-        *scores,
-        "",
-        *([f"Not measured yet: {', '.join(missing)}.", ""] if missing else []),
-        "## Speed",
-        "",
-        GPU_SPEED,
-        "",
-        *speed,
-    ]
-    return "\n".join(lines) + "\n"
+        lines = [list(row.values()) for row in csv.DictReader(file)]
+    rows = [(f"`{case}`", name, n, f"{float(rate):,.0f}", ratio) for case, name, n, _, rate, ratio, *_ in lines]
+    return markdown(("case", "library", "lanes", "env steps/s", "ours over theirs"), rows)
 
 
 def with_table(text: str, begin: str, lines: list[str]) -> str:
@@ -821,7 +682,12 @@ def draw(raws: dict[Pair, dict[str, Any]]) -> None:
 
 def picture_of(family: str) -> str:
     """Name of the file with a family's curves."""
-    return f"curves-{family.split(',')[0].lower().replace(' ', '-')}.png"
+    return f"curves-{slug(family)}.png"
+
+
+def slug(family: str) -> str:
+    """ "MinAtar, as gymnax has it" -> minatar."""
+    return family.split(",")[0].lower().replace(" ", "-")
 
 
 def normalized_returns(raws: dict[Pair, dict[str, Any]]) -> dict[str, list[np.ndarray]]:
@@ -951,8 +817,8 @@ def main() -> None:
         pair.path.write_text(dump(raw))
         show(pair, raw, recorded)
     raws = {pair: read(pair.path) for pair in PAIRS if pair.path.exists()}
-    (FOLDER / "RESULTS.md").write_text(report(raws))
-    (FOLDER / "GPU.md").write_text(gpu_report(raws))
+    for page in MADE:
+        page.write_text(filled(page, raws))
     for page, pairs in pages().items():
         rows = {pair: raws[pair] for pair in pairs if pair in raws}
         page.write_text(with_table(page.read_text(), BEGIN, table(rows, page.parent, SHORT)))
