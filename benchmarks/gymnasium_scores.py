@@ -19,26 +19,27 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import results  # with the folder of `runner` in the path
-from results import FAMILIES, HEADLINE, ROOT, Pair, with_table
+from rows import FAMILIES, HEADLINE, Pair
+from tables import ROOT, markdown, read, with_table
+from training import FINAL_EPISODES
 
 from common.environment import make_env
 from runner.export.policy import make_model, make_policy
 from runner.files.load import load
+from runner.files.store import write_table
 from runner.report.statistics import bootstrap_interval, iqm, probability_of_improvement
 
 PAIRS = {pair.name: pair for pair in FAMILIES[HEADLINE]}
 FILE = ROOT / "benchmarks" / "results" / "gymnasium.csv"
 PAGE, BEGIN = ROOT / "docs" / "environments.md", "<!-- made by benchmarks/gymnasium_scores.py -->"
 COLUMNS = ("row", "seed", "gymnax", "gymnasium")
-EPISODES = results.FINAL_EPISODES
 
 
 def trained(pair: Pair, out: Path) -> Path:
     """The folder of a finished run."""
     folder = out / pair.script / pair.env / "gymnasium"
     begin = ["--env", pair.env, "--num-seeds", str(pair.num_seeds), "--out", str(out), "--name", folder.name]
-    begin += ["--eval-every", "0", "--eval-episodes", str(EPISODES)]
+    begin += ["--eval-every", "0", "--eval-episodes", str(FINAL_EPISODES)]
     if not (folder / "summary.json").exists():
         arguments = ["--resume", str(folder)] if (folder / "config.json").exists() else begin
         subprocess.run([sys.executable, pair.file, *arguments], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -54,7 +55,7 @@ def export(run: Path, seed: int, file: Path) -> None:
 def play(env: str, seed: int, file: Path) -> float:
     """Mean return of a seed's policy in Gymnasium; each seed plays other episodes."""
     command = [sys.executable, ROOT / "runner" / "export" / "play.py", file, "--gymnasium", env]
-    command += ["--episodes", str(EPISODES), "--seed", str(EPISODES * seed)]
+    command += ["--episodes", str(FINAL_EPISODES), "--seed", str(FINAL_EPISODES * seed)]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(re.search(r"mean (\S+),", result.stdout)[1])
 
@@ -62,7 +63,7 @@ def play(env: str, seed: int, file: Path) -> float:
 def scores(pair: Pair, out: Path) -> list[dict[str, str]]:
     """A row of the file for each seed."""
     run = trained(pair, out)
-    ours = results.read(run / "summary.json")["eval_episode_return"]["per_seed"]
+    ours = read(run / "summary.json")["eval_episode_return"]["per_seed"]
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
         files = [Path(name, f"{seed}.onnx") for seed in range(len(ours))]
         for seed, file in enumerate(files):
@@ -75,7 +76,7 @@ def scores(pair: Pair, out: Path) -> list[dict[str, str]]:
 def table(rows: list[dict[str, str]]) -> list[str]:
     """The table in Markdown, a line for each row of RESULTS.md."""
     titles = ("policies", "IQM in gymnax", "IQM in Gymnasium", "difference", "P(gymnax > Gymnasium)")
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    lines = []
     for name in PAIRS:
         pairs = [(float(row["gymnax"]), float(row["gymnasium"])) for row in rows if row["row"] == name]
         if pairs:
@@ -83,8 +84,8 @@ def table(rows: list[dict[str, str]]) -> list[str]:
             low, high = bootstrap_interval([ours - theirs], np.mean)
             probability = "{:.2f} ({:.2f} to {:.2f})".format(*probability_of_improvement([(ours, theirs)]))
             difference = f"{np.mean(ours - theirs):+.2f} ({low:+.2f} to {high:+.2f})"
-            lines.append(f"| `{name}` | {iqm(ours):.1f} | {iqm(theirs):.1f} | {difference} | {probability} |")
-    return lines
+            lines.append([f"`{name}`", f"{iqm(ours):.1f}", f"{iqm(theirs):.1f}", difference, probability])
+    return markdown(titles, lines)
 
 
 def read_rows() -> list[dict[str, str]]:
@@ -102,10 +103,7 @@ def main() -> None:
     for name in arguments.only:
         kept = [row for row in read_rows() if row["row"] != name] if FILE.exists() else []
         rows = kept + scores(PAIRS[name], arguments.out.resolve())
-        with FILE.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows)
+        write_table(FILE, COLUMNS, (row.values() for row in rows))
         print(*table([row for row in rows if row["row"] == name])[2:], flush=True)
     PAGE.write_text(with_table(PAGE.read_text(), BEGIN, table(read_rows())))
 

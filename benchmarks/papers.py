@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from results import FOLDER, ROOT, read, with_table
+from tables import FOLDER, ROOT, read, with_table
 
 from runner.report.statistics import confidence_interval, iqm, probability_of_improvement
 

@@ -9,7 +9,6 @@ evaluated after training over 32 whole episodes. The scores of all seeds are kep
 """
 
 import argparse
-import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from results import FOLDER, ROOT, Pair, call, make_config, read, with_table
+from rows import Pair, make_config
+from tables import FOLDER, ROOT, dump, markdown, read, with_table
+from training import call
 
 from runner.report.plots import style
 from runner.report.statistics import summarize
@@ -93,17 +94,18 @@ def sweep(study: Study, field: str, out: Path) -> dict[str, Any]:
 
 def lines(study: Study, raw: dict[str, Any]) -> list[str]:
     """Markdown: a table of the scores, and the picture."""
-    rows = ["| setting | IQM of the greedy return by value, worst seed in brackets |", "|---|---|"]
+    rows = []
     for field, x in raw.items():
         scores = [summarize(np.array(row)) for row in x["returns"]]
         digits = 2 if np.abs(x["returns"]).max() < 10 else 1
         cells = [f"{s['iqm']:.{digits}f} ({s['min']:.{digits}f})" for s in scores]
         named = [f"**{v:g}**" if v == study.preset(field) else f"{v:g}" for v in x["values"]]
-        rows.append(f"| `{field}` | {', '.join(f'{v}: {cell}' for v, cell in zip(named, cells, strict=True))} |")
+        rows.append([f"`{field}`", ", ".join(f"{v}: {cell}" for v, cell in zip(named, cells, strict=True))])
+    table = markdown(("setting", "IQM of the greedy return by value, worst seed in brackets"), rows)
     picture = f"![Greedy return against each setting](pictures/{study.script}-settings.png)"
     text = f"""{study.env}, one setting varied at a time, {study.num_seeds} seeds for each value; the preset's is bold
 (`python benchmarks/settings.py --only {study.script}`):"""
-    return ["", text, "", *rows, "", picture, ""]
+    return ["", text, "", *table, "", picture, ""]
 
 
 def plot(path: Path, study: Study, raw: dict[str, Any]) -> None:
@@ -144,15 +146,6 @@ def main() -> None:
             plot(ROOT / "docs" / "pictures" / f"{study.script}-settings.png", study, raws[study.script])
             page = ROOT / "docs" / f"{study.script}.md"
             page.write_text(with_table(page.read_text(), BEGIN, lines(study, raws[study.script])))
-
-
-def dump(raws: dict[str, Any]) -> str:
-    """JSON with a line for each setting."""
-    scripts = []
-    for script, raw in raws.items():
-        rows = ",\n  ".join(f"{json.dumps(field)}: {json.dumps(x)}" for field, x in raw.items())
-        scripts.append(f"{json.dumps(script)}: {{\n  {rows}\n}}")
-    return "{\n" + ",\n".join(scripts) + "\n}\n"
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python benchmarks/three_iterations.py ROOT SCRIPT CONFIG.json FILE.npz CYCLES
 
-ROOT is the working tree whose program runs. FILE gets every array of the State after `init` and after each iteration,
-by its path, the metrics, and `program`, the hash of the text of the program as `results.py` makes it. CYCLES: cycles of
-collecting and learning in an iteration of a replay script; 0: as many as CONFIG says.
+ROOT is the working tree whose program runs: nothing else of this one is imported. FILE gets every array of the State
+after `init` and after each iteration, by its path, the metrics, and `program`, its hash. CYCLES: cycles of collecting
+and learning in an iteration of a replay script; 0: as many as CONFIG says.
 """
 
 import dataclasses
@@ -13,16 +13,23 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-ROOT, SCRIPT, CONFIG, FILE, CYCLES = sys.argv[1:]
-sys.path[:0] = [ROOT, f"{ROOT}/variants", f"{ROOT}/benchmarks"]
-
-import hidden_velocity  # noqa: E402, F401  # registers its environments
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
+import jax
+import numpy as np
 
 
-def arrays_of(prefix: str, tree) -> dict[str, np.ndarray]:
+def hash_program(algorithm: Any) -> str:
+    """SHA-256 of what a lane computes: its `init` and `step` as StableHLO, which depends on JAX' version."""
+    jax.clear_caches()  # after other programs in a process the hash may be another one than alone
+    key = jax.eval_shape(jax.random.key, 0)
+    iteration = jax.ShapeDtypeStruct((), jax.numpy.int32)
+    programs = (algorithm.init, key), (algorithm.step, jax.eval_shape(algorithm.init, key), iteration)
+    texts = [jax.jit(function).lower(*arguments).as_text() for function, *arguments in programs]
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
+
+
+def arrays_of(prefix: str, tree: Any) -> dict[str, np.ndarray]:
     """Arrays by their path; keys as numbers."""
     arrays = {}
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
@@ -31,20 +38,26 @@ def arrays_of(prefix: str, tree) -> dict[str, np.ndarray]:
     return arrays
 
 
-script, settings = importlib.import_module(SCRIPT), json.loads(Path(CONFIG).read_text())
-settings = {name: tuple(x) if isinstance(x, list) else x for name, x in settings.items()}
-fields = script.Config.__dataclass_fields__  # a setting that one of the two programs lacks is left out
-config = script.Config(**{name: x for name, x in settings.items() if name in fields})
-if int(CYCLES):
-    config = dataclasses.replace(config, steps_per_iteration=int(CYCLES) * config.cycle_steps)
-algorithm, key = script.make(config), jax.random.key(0)
-init, step = jax.jit(algorithm.init), jax.jit(algorithm.step)
-abstract = jax.eval_shape(jax.random.key, 0)
-state_shape, iteration = jax.eval_shape(algorithm.init, abstract), jax.ShapeDtypeStruct((), jax.numpy.int32)
-texts = init.lower(abstract).as_text() + step.lower(state_shape, iteration).as_text()
-state = init(key)
-arrays = {"program": np.array(hashlib.sha256(texts.encode()).hexdigest())} | arrays_of("init", state)
-for number in range(3):
-    state, metrics = step(state, np.int32(number))
-    arrays |= arrays_of(f"{number}", state) | arrays_of(f"{number} metrics", metrics)
-np.savez(FILE, **arrays)
+def main(root: str, name: str, settings: str, file: str, cycles: str) -> None:
+    """Run the program and write what it computes."""
+    sys.path[:0] = [root, f"{root}/variants", f"{root}/benchmarks"]
+    importlib.import_module("hidden_velocity")  # registers its environments
+    script = importlib.import_module(name)
+    fields = script.Config.__dataclass_fields__  # a setting that one of the two programs lacks is left out
+    given = {name: x for name, x in json.loads(Path(settings).read_text()).items() if name in fields}
+    config = script.Config(**{name: tuple(x) if isinstance(x, list) else x for name, x in given.items()})
+    if int(cycles):
+        config = dataclasses.replace(config, steps_per_iteration=int(cycles) * config.cycle_steps)
+    algorithm = script.make(config)
+    arrays = {"program": np.array(hash_program(algorithm))}
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    arrays |= arrays_of("init", state)
+    step = jax.jit(algorithm.step)
+    for number in range(3):
+        state, metrics = step(state, np.int32(number))
+        arrays |= arrays_of(f"{number}", state) | arrays_of(f"{number} metrics", metrics)
+    np.savez(file, **arrays)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
