@@ -16,6 +16,7 @@ import numpy as np
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # the folder of `common`
 from common.environment import Environment, make_env
+from runner.files.store import write_table
 
 ENVIRONMENTS = (
     *("CartPole-v1", "Pendulum-v1", "Breakout-MinAtar"),
@@ -93,10 +94,7 @@ def main() -> None:
         cells += [f"{max(reset_in_steps, 0.0):.1f}", f"{compiling[env.reset_period]:.1f}"]
         rows[name] = dict(zip(COLUMNS, cells, strict=True))
         print(line(rows[name]), flush=True)
-        with arguments.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows.values())
+        write_table(arguments.out, COLUMNS, (row.values() for row in rows.values()))
 
 
 if __name__ == "__main__":

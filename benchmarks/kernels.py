@@ -14,13 +14,11 @@ while it runs.
 """
 
 import argparse
-import csv
 import dataclasses
 import importlib
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,18 +27,18 @@ from typing import Any
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # the check asks the driver, which is not there
 os.environ["JAX_PLATFORMS"] = "cpu,cuda"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_autotune_level=0"
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "variants"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tables import markdown  # with the folders of the scripts in the path
 
 import common  # noqa: F401  # before gymnax starts JAX
 from common.presets import find_preset
 from runner.devices.lanes import map_lanes
+from runner.files.store import write_table
 
 jax.default_backend = lambda: "gpu"  # the scripts ask, to unroll their loops
 jax.config.update("jax_default_matmul_precision", "float32")  # as the scripts run
@@ -205,11 +203,9 @@ def main() -> None:
         configs = [read_config(x, arguments.env, arguments.preset, arguments.settings) for x in arguments.scripts]
     except ValueError as error:
         parser.error(str(error))
-    names = ("script", "environment", "lanes")
-    columns = ("env steps an iteration", "kernels an iteration", "kernels an env step", "memory, GiB", "compile, s")
-    rows = [[*names, *columns]]
-    print(f"| {' | '.join(rows[0])} |")
-    print("|---" * len(rows[0]) + "|")
+    columns = ("script", "environment", "lanes", "env steps an iteration", "kernels an iteration")
+    columns, rows = (*columns, "kernels an env step", "memory, GiB", "compile, s"), []
+    print("\n".join(markdown(columns, [])))
     for script, config in zip(arguments.scripts, configs, strict=True):
         started, steps = time.perf_counter(), config.env_steps(1) - config.env_steps(0)
         program = compile_iteration(script, arguments.lanes, config)
@@ -221,10 +217,9 @@ def main() -> None:
         total = sum(len(kernels) * rounds for _, _, kernels, rounds in computations)
         cells = [f"{steps:,}", f"{total:,}", f"{total / steps:.1f}", describe_bytes(count_bytes(program))]
         rows.append([script, config.env, f"{arguments.lanes}", *cells, f"{seconds:.0f}"])
-        print(f"| {' | '.join(rows[-1])} |", flush=True)
+        print(markdown(columns, rows)[-1], flush=True)
     if arguments.out:
-        with arguments.out.open("w", newline="") as file:
-            csv.writer(file).writerows(rows)
+        write_table(arguments.out, columns, rows)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from matplotlib.ticker import EngFormatter
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
 
+from runner.files.store import write_table  # noqa: E402
 from runner.report.plots import style  # noqa: E402
 
 LOOKS = {  # of the bars, with another hatch each; colours of Okabe and Ito
@@ -422,10 +423,7 @@ def main() -> None:
             for row in tables[case.name]:
                 print(form.format(*row.values()), flush=True)
             rows = list(itertools.chain(*tables.values()))
-            with out.open("w", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
-                writer.writeheader()
-                writer.writerows(rows)
+            write_table(out, COLUMNS, ([row.get(name, "") for name in COLUMNS] for row in rows))
             plot(rows, out.with_suffix(".png"))
 
 
