@@ -21,7 +21,7 @@ from runs import assert_refused
 from scipy import stats
 
 from runner.compare import __main__ as compare
-from runner.compare import labels as compare_labels
+from runner.compare import plots as plots_of_compare
 from runner.compare.comparison import MAX_LINES
 from runner.compare.notes import FEW_SEEDS
 from runner.report import plots, statistics
@@ -158,48 +158,13 @@ def test_a_single_seed_in_an_environment_gives_no_interval():
     assert np.isnan([low, high]).all()
 
 
-# -- Labels of the picture ---------------------------------------------------------------------------------------------
-
-
-@given(
-    wanted=hnp.arrays(np.float64, st.integers(1, 6), elements=st.floats(-0.2, 1.2)),
-    heights=hnp.arrays(np.float64, 6, elements=st.floats(0.01, 0.16)),
-)
-def test_labels_keep_their_order_and_do_not_overlap(wanted, heights):
-    wanted, heights = np.sort(wanted), heights[: len(wanted)]
-    places = compare_labels.spread(wanted, heights)
-    gaps = np.diff(places) - (heights[1:] + heights[:-1]) / 2
-    assert (gaps >= -1e-9).all()
-    assert places[0] >= heights[0] / 2 - 1e-9
-    assert places[-1] <= 1 - heights[-1] / 2 + 1e-9
-    has_room = (np.diff(wanted) >= (heights[1:] + heights[:-1]) / 2).all()
-    if has_room and wanted[0] >= heights[0] / 2 and wanted[-1] <= 1 - heights[-1] / 2:
-        np.testing.assert_allclose(places, wanted, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("label", "expected"),
-    [
-        ("ppo", ["ppo"]),
-        ("ppo learning_rate=0.0003", ["ppo", "learning_rate=0.0003"]),
-        ("ppo gamma=0.99 lr=1e-4", ["ppo gamma=0.99", "lr=1e-4"]),
-        ("a-label-with-1e-05-in-it", ["a-label-with-1e-05-", "in-it"]),
-        ("0.000123456789012345678901", ["0.000123456789012345678901"]),
-        ("sac target_entropy=-0.00031622776", ["sac target_entropy=", "-0.00031622776"]),
-        ("sac target_entropy=-1e-05,0.5", ["sac target_entropy=", "-1e-05,0.5"]),
-        ("of $5", [r"of \$5"]),
-    ],
-)
-def test_labels_are_broken_at_spaces_and_never_in_a_number(label, expected):
-    assert compare_labels.wrap(label, 20).split("\n") == expected
+# -- Comparisons -------------------------------------------------------------------------------------------------------
 
 
 def test_lines_differ_in_colour_style_and_marker():
     for properties in (plots.COLORS, plots.STYLES, plots.MARKERS):
         assert len(set(properties)) == MAX_LINES
 
-
-# -- Comparisons -------------------------------------------------------------------------------------------------------
 
 NUM_ITERATIONS, NUM_EVALUATIONS = 20, 5
 
@@ -340,32 +305,37 @@ def texts_of(figure):
     return [(text.get_text(), text.get_window_extent()) for text in shown]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_runs", [2, 6])
+def check_texts(figure, labels):
+    """The labels stand in the legend and in P(A > B), no two texts overlap, and all is in the picture."""
+    texts = [(text.replace("\n", " "), box) for text, box in texts_of(figure)]
+    pairs = {f"{a} > {b}" for a in labels for b in labels}
+    named = [(text, box) for text, box in texts if text in pairs or text in labels or " " in text]
+    assert sum(text in pairs or text in labels for text, _ in named) == len(labels) * (len(labels) + 1) / 2
+    for (one, first), (other, second) in itertools.combinations(named, 2):
+        assert not first.overlaps(second), (one, other)
+    box, size = figure.get_tightbbox(), figure.get_size_inches()
+    assert -0.01 < box.x0 < box.x1 < size[0] + 0.01
+    assert -0.01 < box.y0 < box.y1 < size[1] + 0.01
+
+
+@pytest.mark.parametrize(("num_runs", "width"), [(2, 0), (6, 0), (3, 3.0), (3, 7.0)])
 @pytest.mark.parametrize("label", ["m{}", "the method that has the long name {}"])
-def test_labels_lie_in_the_picture_and_overlap_with_nothing(num_runs, label, folder, figures):
-    """Also where all lines end at the same height, and where one ends earlier."""
+def test_texts_lie_in_the_picture_and_overlap_with_nothing(num_runs, width, label, folder, figures):
+    """Whose text is as large in any width."""
     envs = ["CartPole-v1", "Acrobot-v1"]
-    runs, labels = [], []
-    for i, env in itertools.product(range(num_runs), envs):
-        runs.append(write_run(f"{i}-{env}", np.array(A) - (200 * (i == 1)), env=env, steps=1000 + 1000 * (i > 0)))
-        labels.append(label.format(i))
-    compared(*runs, "--labels", *labels, "--bounds", *(f"{env}=0:500" for env in envs))
+    runs = [write_run(f"{i}-{env}", np.array(A) - 50 * i, env=env) for i in range(num_runs) for env in envs]
+    labels = [label.format(i) for i in range(num_runs)]
+    words = ["--labels", *np.repeat(labels, 2), "--width", width, "--bounds", *(f"{env}=0:500" for env in envs)]
+    compared(*runs, *words)
     (figure,) = figures
-    texts = texts_of(figure)
-    # Curves, the legend, and both sides of P(A > B).
-    number = (3 + num_runs - 1) * num_runs
-    assert sum(label.format("").split()[0] in text for text, _ in texts) >= number
-    for (one, first), (other, second) in itertools.combinations(texts, 2):
-        assert not (first.overlaps(second) and "m" in one + other), (one, other)
-    for text, box in texts:
-        assert 0 <= box.x0 <= box.x1 <= figure.bbox.width, text
-        assert 0 <= box.y0 <= box.y1 <= figure.bbox.height, text
+    check_texts(figure, labels)
+    assert figure.get_size_inches()[0] == pytest.approx(width or plots_of_compare.WIDTH)
+    assert {text.get_fontsize() for text in figure.findobj(Text) if text.get_text()} == {7.0, 8.0}
 
 
 @pytest.mark.parametrize("num_methods", [1, 2, 3, 6])
 def test_the_probabilities_of_the_table_are_a_panel(num_methods, folder, figures):
-    """One row for each pair: A on the left, B on the right, the point, the interval and a line at 0.5."""
+    """One row for each pair: the point, the interval and a line at 0.5."""
     scores = [300 + 20 * i + np.arange(8) * 13 % (40 + i) for i in range(num_methods)]
     compared(*(write_run(f"{i}", x, f"method{i}") for i, x in enumerate(scores)))
     pairs = [(key, row) for key, row in values().items() if key[3] == "probability of improvement"]
@@ -374,8 +344,7 @@ def test_the_probabilities_of_the_table_are_a_panel(num_methods, folder, figures
         return
     axes = figures[0].axes[1]
     assert axes.get_title() == "P(A > B)"
-    assert [text.get_text() for text in axes.get_yticklabels()] == [method for (_, method, _, _), _ in pairs]
-    assert [text.get_text() for text in axes.texts][: len(pairs)] == [other for (_, _, other, _), _ in pairs]
+    assert [text.get_text() for text in axes.get_yticklabels()] == [f"{a} > {b}" for (_, a, b, _), _ in pairs]
     line, points = axes.lines
     assert set(line.get_xdata()) == {0.5}
     np.testing.assert_allclose(points.get_xdata(), [float(row["value"]) for _, row in pairs], rtol=1e-5)
@@ -499,8 +468,7 @@ def test_settings_of_a_sweep_are_methods(folder, figures):
     axes, pairs = figures[0].axes
     assert len(pairs.get_yticks()) == 15
     assert axes.get_title() == "CartPole-v1, the best 6 of 8"
-    drawn = {text.get_text().replace("\n", " ") for text in axes.texts}
-    assert drawn == set(expected[:6])
+    assert {line.get_label() for line in axes.lines} == set(expected[:6])
     assert methods(compared("sweep", "single", "--labels", "s", "x"))[:2] == ["x", "s learning_rate=0.064"]
 
 
@@ -737,7 +705,8 @@ REFUSED = {
     "bounds twice": (["a", "--bounds", "CartPole-v1=0:1", "CartPole-v1=0:2"], "twice"),
     "bounds of another": (["a", "--bounds", "Pong=0:1"], "CartPole-v1"),
     "a run behind bounds": (["a", "--bounds", "CartPole-v1=0:1", "b"], "--bounds b"),
-    "no width": (["a", "--width", "nan"], "--width must be 0 or from 1 to 100 inches, not nan"),
+    "no width": (["a", "--width", "nan"], "--width must be 0 or from 3 to 100 inches, not nan"),
+    "narrow": (["a", "--width", "2"], "--width must be 0 or from 3 to 100 inches, not 2"),
     "no picture": (["a", "--out", "a.txt"], ".png, .pdf or .svg"),
 }
 
@@ -797,29 +766,6 @@ def test_no_name_is_read_as_a_formula(folder, figures):
     write_run("a", A, "p$^$", env="x$^$"), write_run("b", B, "dqn", env="x$^$")
     compared("a", "b", "--bounds", "x$^$=0:500")
     assert r"x\$^\$" in {text for text, _ in texts_of(figures[0])}
-
-
-@pytest.mark.parametrize("label", ["m{}", "the method that has the long name {}"])
-@pytest.mark.parametrize("width", [5.5, 7.0])
-def test_a_picture_has_the_width_that_is_asked_for(width, label, folder, figures):
-    """With the text as large as ever, and all of it in the picture."""
-    envs = ["CartPole-v1", "Acrobot-v1"]
-    runs = [write_run(f"{i}-{env}", np.array(A) - 50 * i, env=env) for i in range(3) for env in envs]
-    labels = [label.format(i) for i in range(3) for _ in envs]
-    compared(*runs, "--labels", *labels, "--width", width, "--bounds", *(f"{env}=0:500" for env in envs))
-    (figure,) = figures
-    assert figure.get_size_inches()[0] == pytest.approx(width)
-    assert {text.get_fontsize() for text in figure.findobj(Text) if text.get_text()} == {7.0, 8.0, 9.0}
-    for text, box in texts_of(figure):
-        assert 0 <= box.x0 <= box.x1 <= figure.bbox.width, text
-        assert 0 <= box.y0 <= box.y1 <= figure.bbox.height, text
-
-
-def test_labels_that_leave_no_room_in_a_width_are_refused(folder):
-    write_run("a", A)
-    least = "--width 2 leaves no room beside the labels; give at least 3.1, or shorter --labels"
-    assert_refused(run("a", "--width", "2"), least)
-    compared("a", "--width", "3.1")
 
 
 def test_the_fonts_of_a_pdf_are_no_type_3(folder):

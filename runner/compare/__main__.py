@@ -16,7 +16,7 @@ from runner.compare.comparison import Line, best_labels, by_environment, label_l
 from runner.compare.notes import make_notes
 
 FORMATS = (".png", ".pdf", ".svg")
-MAX_WIDTH = 100  # inches
+MIN_WIDTH, MAX_WIDTH = 3, 100  # inches
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Arguments:
     ]  # folders that training runs wrote
     labels: tuple[str, ...] = ()  # label of each run, in order; empty: the algorithm, and what tells its runs apart
     out: str = "compare.png"  # picture to write, .png, .pdf or .svg; the tables go beside it, as .md and .csv
-    width: float = 0.0  # width of the picture in inches, such as 5.5 for a paper; 0: what its panels take
+    width: float = 0.0  # width of the picture in inches, such as 5.5 for a paper; 0: one that a screen shows
     bar: tuple[str, ...] = ()  # also print the share of seeds that score at least this; SCORE, or ENV=SCORE for each
     # scores that count as 0 and as 1, for the aggregate over environments and the performance profile;
     # ENV=LOW:HIGH for each environment, such as CartPole-v1=0:500
@@ -60,8 +60,8 @@ def compare(arguments: Arguments) -> None:
     path = Path(arguments.out)
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"--out {path} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
-    if not (arguments.width == 0 or 1 <= arguments.width <= MAX_WIDTH):
-        raise ValueError(f"--width must be 0 or from 1 to {MAX_WIDTH} inches, not {arguments.width:g}")
+    if not (arguments.width == 0 or MIN_WIDTH <= arguments.width <= MAX_WIDTH):
+        raise ValueError(f"--width must be 0 or from {MIN_WIDTH} to {MAX_WIDTH} inches, not {arguments.width:g}")
     environments = read_environments(arguments)
     bars = read_bars(arguments.bar, list(environments))
     bounds = read_bounds(arguments.bounds, list(environments))
