@@ -11,8 +11,6 @@ LAYERS += [["main", "render", "evaluate", "same", "compare", "export"]]
 HEIGHT = {layer: number for number, layers in enumerate(LAYERS) for layer in layers}
 MODULES = sorted(path for path in (ROOT / "runner").rglob("*.py") if path.name != "__init__.py")
 SHARED = sorted((ROOT / "common").rglob("*.py"))
-NAMES = ["config.json", "metrics.npz", "summary.json", "curve.csv", "evaluation.npz", "checkpoint.safetensors"]
-NAMES += ["curve.png", "metrics.png", "sweep.png", "training.lock"]
 
 
 def imports(path):
@@ -58,9 +56,3 @@ def test_what_a_copy_takes_imports_nothing_of_the_runner():
     assert SHARED
     for path in SHARED:
         assert [name for name in imports(path) if name.partition(".")[0] == "runner"] == [], path
-
-
-@pytest.mark.parametrize("path", [path for path in MODULES if path.parent.name != "files"], ids=name_of)
-def test_names_of_files_stand_in_one_layer(path):
-    strings = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
-    assert [x for x in strings if x in NAMES] == []
