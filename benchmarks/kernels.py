@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from speed import CASES, PENDULUM, PPO
 from tables import markdown  # with the folders of the scripts in the path
 
 import common  # noqa: F401  # before gymnax starts JAX
@@ -60,35 +61,10 @@ AVAILABLE = 0.75 * int(re.search(r"device_memory_size: (\d+)", TARGET).group(1))
 # Operations of a compiled program that launch a kernel (or a copy, which costs as much).
 KERNELS = {"fusion", "custom-call", "copy", "sort", "dynamic-update-slice", "dynamic-slice", "dot", "reduce", "gather"}
 KERNELS |= {"scatter", "concatenate", "transpose", "convert", "add", "select", "broadcast", "iota"}
-# The settings of speed.py.
-ACTOR_CRITIC = {
-    "env": "Pendulum-v1",
-    "batch_size": 256,
-    "hidden_sizes": [64, 64],
-    "buffer_size": 100_000,
-    "learning_starts": 256,
-    "steps_per_iteration": 256,
-}
-Q_LEARNING = {
-    "env": "CartPole-v1",
-    "num_envs": 10,
-    "train_interval": 10,
-    "batch_size": 128,
-    "hidden_sizes": [64, 64],
-    "buffer_size": 10_000,
-    "learning_starts": 1_000,
-    "target_interval": 500,
-    "steps_per_iteration": 1_000,
-}
-SETTINGS = {
-    "ppo": {"env": "CartPole-v1", "num_envs": 4, "num_steps": 128, "num_epochs": 4, "num_minibatches": 4},
-    "dqn": Q_LEARNING,
-    "categorical_dqn": Q_LEARNING,
-    "sac": ACTOR_CRITIC,
-    "td3": ACTOR_CRITIC,
-    "pqn": {"env": "CartPole-v1", "num_envs": 4, "num_steps": 128, "num_epochs": 4, "num_minibatches": 4},
-    "reppo": {"env": "Pendulum-v1", "num_envs": 4, "num_steps": 128, "num_epochs": 4, "num_minibatches": 4},
-}
+# Those of speed.py.
+OURS = {case.name: case.contenders[0].settings for case in CASES}
+SETTINGS = {"ppo": PPO, "dqn": OURS["dqn-10k"], "categorical_dqn": OURS["dqn-10k"]}
+SETTINGS |= {"sac": OURS["sac-1"], "td3": OURS["td3-1"], "pqn": PPO, "reppo": PPO | {"env": PENDULUM}}
 
 
 def read_computations(text: str) -> tuple[dict[str, list[str]], str]:

@@ -67,10 +67,9 @@ def family_table(family: str, raws: dict[Pair, dict[str, Any]]) -> list[str]:
     """The table of a family, its picture, and which of its rows are not measured."""
     measured = {pair: raws[pair] for pair in FAMILIES[family] if pair in raws}
     missing = [pair.name for pair in FAMILIES[family] if pair not in raws]
-    if family == OPTIONS:
-        lines = option_table(measured, raws)
-    else:
-        lines = [*table(measured, FOLDER), "", f"![Evaluation curves](results/{picture_of(family)})"]
+    lines = option_table(measured, raws) if family == OPTIONS else table(measured, FOLDER) if measured else []
+    if measured and family != OPTIONS:
+        lines += ["", f"![Evaluation curves](results/{picture_of(family)})"]
     return [*lines, "", f"Not measured yet: {', '.join(missing)}."] if missing else lines
 
 
