@@ -18,6 +18,7 @@ from runner.report.statistics import Curve, evaluation_curve, final_return, lear
 MAX_LINES = 6  # methods in the picture and in the table of pairs
 MAX_FIELDS = 2  # settings in a label; runs that differ in more are told apart by the names of their folders
 STEPS = ("env_steps", "eval_env_steps")  # arrays of metrics.npz that all lanes share
+SWEPT = "sweep_"  # before the name of a swept field
 RETURNS = ("episode_return", "num_episodes", "eval_episode_return")
 LANES = ("seed", "is_healthy")  # one value for each lane
 # Options on which final scores depend; when a run was evaluated before its end decides nothing.
@@ -87,37 +88,23 @@ def read_lines(directory: Path) -> list[Line]:
     if record.rungs and not (directory / store.METRICS).exists():
         raise ValueError(f"{directory} is a halved sweep that has not ended; continue it with --resume")
     arrays = _read_metrics(directory, record)
-    swept, lanes_of = _swept(arrays), defaultdict(dict)
-    for lane, (values, seed) in enumerate(_lanes(arrays)):
+    # Iterations of each lane; a sweep may have stopped a setting early.
+    ends = arrays.get("num_iterations", np.full(arrays["seed"].shape, len(arrays["env_steps"])))
+    swept, lanes_of = tuple(name.removeprefix(SWEPT) for name in arrays if name.startswith(SWEPT)), defaultdict(dict)
+    for lane, seed in enumerate(arrays["seed"].tolist()):
+        values = tuple(str(arrays[SWEPT + name][lane]) for name in swept)
         lanes_of[values].setdefault(seed, lane)  # a random sweep may draw the same setting twice
     lines = []
     for values, lanes in lanes_of.items():
         fields = record.config | dict(zip(swept, map(float, values), strict=True))
         rows = list(lanes.values())
-        last = _ends(arrays)[rows[0]]  # a sweep may have stopped this setting early
+        last = arrays["env_steps"][ends[rows[0]] - 1]
         metrics = {name: arrays[name][rows] for name in LANES}
         for name in {*STEPS, *RETURNS} & arrays.keys():
             x = arrays[name] if name in STEPS else arrays[name][rows]
             metrics[name] = x[..., arrays[_steps_of(name)] <= last]
         lines.append(Line(directory, record.algorithm, env, fields, swept, planned, options, metrics))
     return lines
-
-
-def _swept(arrays: dict[str, np.ndarray]) -> tuple[str, ...]:
-    """Names of the swept fields."""
-    return tuple(name.removeprefix("sweep_") for name in arrays if name.startswith("sweep_"))
-
-
-def _lanes(arrays: dict[str, np.ndarray]) -> list[tuple[tuple[str, ...], int]]:
-    """The setting of each lane, as texts of its swept values, and its seed."""
-    values = [arrays[f"sweep_{name}"] for name in _swept(arrays)]
-    return [(tuple(str(x[lane]) for x in values), seed) for lane, seed in enumerate(arrays["seed"].tolist())]
-
-
-def _ends(arrays: dict[str, np.ndarray]) -> np.ndarray:
-    """Env steps after which each lane was stopped, [num_lanes]."""
-    last = arrays.get("num_iterations", np.full(arrays["seed"].shape, len(arrays["env_steps"])))
-    return arrays["env_steps"][last - 1]
 
 
 def _read_metrics(directory: Path, record: Record) -> dict[str, np.ndarray]:
@@ -139,7 +126,7 @@ def _join(saved: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         if name in RETURNS:
             steps = _steps_of(name)
             joined[name] = np.concatenate([part[name][:, np.isin(part[steps], joined[steps])] for part in saved])
-        elif name in (*LANES, "num_iterations") or name.startswith("sweep_"):
+        elif name in (*LANES, "num_iterations") or name.startswith(SWEPT):
             joined[name] = np.concatenate([part[name] for part in saved])
     return joined
 

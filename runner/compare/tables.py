@@ -50,18 +50,8 @@ def score_table(env: str, lines: list[Line], bar: float | None) -> Table:
     is_evaluated = lines[0].is_evaluated
     what = f"last {evaluation_of(lines)}" if is_evaluated else "last tenth of training"
     kind = "evaluation" if is_evaluated else "training"
-    columns = [
-        "method",
-        "seeds",
-        "env steps",
-        "mean",
-        "IQM",
-        "95 % CI of the IQM",
-        "worst quarter",
-        "its 95 % CI",
-        "min",
-    ]
-    columns += [] if bar is None else [f"share >= {bar:g}"]
+    columns = ["method", "seeds", "env steps", "mean", "IQM", "95 % CI of the IQM", "worst quarter", "its 95 % CI"]
+    columns += ["min"] if bar is None else ["min", f"share >= {bar:g}"]
     largest = np.nanmax([1.0, *(np.abs(line.scores).max() for line in lines)])
     digits = 1 if largest >= 100 else 2 if largest >= 10 else 3
     rows, values = [], []
