@@ -524,29 +524,6 @@ def without_evaluations(path, keep):
         np.savez(path, **{name: x[..., keep] if name.startswith("eval_") else x for name, x in file.items()})
 
 
-def test_runs_with_and_without_an_evaluation_before_training(folder, figures):
-    """As runs of earlier versions, each is drawn from its own first evaluation."""
-    write_run("new", A), write_run("old", B, "dqn")
-    without_evaluations("old/metrics.npz", slice(1, None))
-    stdout = compared("new", "old")
-    assert notes(stdout) == []
-    starts = {line.get_label(): line.get_xdata()[0] for line in figures[0].axes[0].lines if len(line.get_xdata()) > 2}
-    assert starts == {"ppo": 0, "dqn": 500}
-    assert float(values()["CartPole-v1", "dqn", "", "mean"]["value"]) == pytest.approx(np.mean(B), rel=1e-5)
-
-
-def test_parts_with_and_without_an_evaluation_before_training(folder):
-    """They are joined at the evaluations that both have."""
-    parts = [[0, 4], [4, 8]]
-    for lanes in (range(4), range(4, 8)):
-        write_run("a", A, lanes=lanes, parts=parts, num_seeds=8)
-    without_evaluations("a/parts/lanes-0-to-3/metrics.npz", slice(1, None))
-    compared("a")
-    row = values()["CartPole-v1", "ppo", "", "mean"]
-    assert (row["seeds"], row["env_steps"]) == ("8", "2000")
-    assert float(row["value"]) == pytest.approx(np.mean(A), rel=1e-5)
-
-
 def test_evaluated_only_before_training_is_not_evaluated(folder):
     write_run("a", A), write_run("b", B, "dqn")
     without_evaluations("b/metrics.npz", slice(0, 1))
@@ -616,13 +593,6 @@ def test_a_seed_that_diverged_has_no_score(folder):
     scores = np.where(has_diverged, -np.inf, A)
     pair = table["CartPole-v1", "ppo", "dqn", "probability of improvement"]
     assert float(pair["value"]) == pytest.approx(stats.mannwhitneyu(scores, B).statistic / 64, rel=1e-5)
-
-
-def test_a_seed_of_a_sweep_that_diverged_has_none_there(folder):
-    rates = np.repeat(np.array([0.1, 0.3], np.float32), 2)
-    write_run("a", [1, 2, 5, 6], num_seeds=2, sweep=rates)
-    add_metric("a/metrics.npz", is_healthy=np.array([True, False, True, True]))
-    assert f"CartPole-v1, ppo learning_rate=0.1: 1 of 2 {DIVERGED}" in notes(compared("a"))
 
 
 def test_a_metric_without_numbers_is_no_divergence(folder):
@@ -768,21 +738,16 @@ def test_no_name_is_read_as_a_formula(folder, figures):
     assert r"x\$^\$" in {text for text, _ in texts_of(figures[0])}
 
 
-def test_the_fonts_of_a_pdf_are_no_type_3(folder):
-    """Which journals refuse; the text of an .svg is text."""
+def test_other_formats(folder):
+    """A .pdf without fonts of type 3, which journals refuse; the text of an .svg is text."""
     write_run("a", A)
-    compared("a", "--out", "a.pdf")
-    assert b"/Type3" not in Path("a.pdf").read_bytes()
-    compared("a", "--out", "a.svg")
-    assert ">ppo</text>" in Path("a.svg").read_text()
-
-
-@pytest.mark.parametrize("ending", ["pdf", "svg"])
-def test_other_formats(ending, folder):
-    write_run("a", A)
-    compared("a", "--out", f"new/picture.{ending}", "--bar", "-100")
-    assert {path.name for path in Path("new").iterdir()} == {f"picture.{ending}", "picture.md", "picture.csv"}
-    assert Path(f"new/picture.{ending}").read_bytes()[:5] == {"pdf": b"%PDF-", "svg": b"<?xml"}[ending]
+    for ending, begin in (("pdf", b"%PDF-"), ("svg", b"<?xml")):
+        compared("a", "--out", f"new/picture.{ending}", "--bar", "-100")
+        content = Path(f"new/picture.{ending}").read_bytes()
+        assert content.startswith(begin)
+        assert b"/Type3" not in content
+    assert b">ppo</text>" in content
+    assert {path.suffix for path in Path("new").iterdir()} == {".pdf", ".svg", ".md", ".csv"}
 
 
 # -- As a user starts it -----------------------------------------------------------------------------------------------
