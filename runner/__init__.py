@@ -6,7 +6,8 @@ Layers, from the lowest up; a module imports from its own layer and from those b
     devices/     lanes on devices, compiled programs, memory, hosts, evaluation, signals
     files/       the files of a run: lock, record, metrics, checkpoint, and `load`
     report/      progress, statistics, tables and plots of results, wandb
-    training     segments of training, with evaluation and saving between them
+    training     a part: segments of training, with evaluation and saving between them
+    rungs        the parts of a run, in the rungs of a sweep that is halved
     main         a whole run
     render       an episode as an animation
     evaluate     the scores of a policy, also in another environment

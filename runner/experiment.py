@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from common.environment import Environment, make_env
 from runner.cli.options import Options
 from runner.cli.sweep import short_texts
 
@@ -35,6 +36,11 @@ class Experiment:
     def algorithm(self) -> str:
         """Name of the script."""
         return Path(self.script).stem
+
+    @property
+    def env(self) -> Environment:
+        """The environment."""
+        return make_env(self.config.env)
 
     @property
     def policy(self) -> str:

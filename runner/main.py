@@ -39,7 +39,7 @@ from runner.files.store import write_metrics
 from runner.report.progress import lasting_output
 from runner.report.timing import Timing
 from runner.report.tracking import check_wandb
-from runner.training import Run
+from runner.rungs import Run
 
 
 @lasting_output()
@@ -98,20 +98,11 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     """
     config, options, record = ask(script, config_class)
     check_modes()
-    jax.config.update("jax_default_matmul_precision", PRECISIONS[options.matmul_precision])
     axes = read_axes(options.sweep, options.sweep_samples, config)
     num_lanes = count_settings(axes, options.sweep_samples) * options.num_seeds
-    hosts.connect(options)
-    hosts.check_same(describe_program(script, config, options))
-    hosts.check_places(options, num_lanes, config.num_envs)
-    keep_programs()
-    import_gymnax()
+    connect(script, config, options, num_lanes)
     swept = {name: jax.numpy.float32(axis.numbers[0]) for name, axis in axes.items()}  # arrays, as in training
-    algorithm = make(dataclasses.replace(config, **swept))
-    abstract_state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
-    named_leaves(abstract_state)  # refuses a State that a checkpoint cannot hold
-    check_memory(config, options, num_lanes, abstract_state)
-    check_scalars(config.env, algorithm)
+    abstract_state = check_program(make(dataclasses.replace(config, **swept)), config, options, num_lanes)
     if not record:
         check_distinct(axes)
     settings = make_settings(axes, options.sweep_samples, options.seed)
@@ -124,13 +115,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
         if not record:
             raise
         preset = None  # the run has its settings from its record, also where the preset is gone
-    stops = [config.num_iterations]
-    if experiment.is_halved:
-        stops = plan_stops(experiment.num_settings, config.num_iterations, experiment.halving_factor)
-    rungs = [Rung(tuple(range(experiment.num_settings)), stops[0], record.parts if record else [])]
-    if record:
-        check_rungs(record, experiment)
-        rungs = record.rungs or rungs
+    rungs = plan_rungs(experiment, record)
     claim = contextlib.ExitStack()
 
     def choose_folder() -> str:
@@ -148,6 +133,38 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
         stop=StopSignal(),
         timing=timing,
     )
+
+
+def connect(script: str, config: Any, options: Options, num_lanes: int) -> None:
+    """Set up JAX, and connect the processes of a run, which must train the same program."""
+    jax.config.update("jax_default_matmul_precision", PRECISIONS[options.matmul_precision])
+    hosts.connect(options)
+    hosts.check_same(describe_program(script, config, options))
+    hosts.check_places(options, num_lanes, config.num_envs)
+    keep_programs()
+    import_gymnax()
+
+
+def check_program(algorithm: Any, config: Any, options: Options, num_lanes: int) -> Any:
+    """Check what tracing tells: State, memory, metrics. Returns the shapes and dtypes of the State of one lane."""
+    abstract_state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
+    named_leaves(abstract_state)  # refuses a State that a checkpoint cannot hold
+    env = make_env(config.env)
+    check_memory(env, config, options, num_lanes, abstract_state)
+    check_scalars(config.env, env, algorithm)
+    return abstract_state
+
+
+def plan_rungs(experiment: Experiment, record: Record | None) -> list[Rung]:
+    """The rungs that a run has begun, the last of which is trained next; of a new run the first."""
+    if record:
+        check_rungs(record, experiment)
+        if record.rungs:
+            return record.rungs
+    stop = experiment.config.num_iterations
+    if experiment.is_halved:
+        stop, *_ = plan_stops(experiment.num_settings, stop, experiment.halving_factor)
+    return [Rung(tuple(range(experiment.num_settings)), stop, record.parts if record else [])]
 
 
 def describe_program(script: str, config: Any, options: Options) -> dict[str, Any]:
@@ -230,7 +247,7 @@ def conclude(run: Run, results: dict[Part, Result]) -> None:
 
 def log_episode(run: Run, result: Result) -> None:
     """Log a greedy episode of the first seed to wandb, if runs are evaluated and the environment can be drawn."""
-    experiment, env = run.experiment, make_env(run.experiment.config.env)
+    experiment, env = run.experiment, run.experiment.env
     if not (run.tracker.runs and experiment.options.eval_episodes and result.scores["is_healthy"][0]):
         return
     try:

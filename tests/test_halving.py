@@ -15,6 +15,7 @@ from helpers import Process, call, capture, flags, path_of, saved_metrics, small
 from runs import assert_finished, assert_refused
 from test_lanes import together
 
+import runner.rungs
 import runner.training
 from runner.cli.halving import choose, describe_cut, plan_sizes, plan_stops
 from runner.cli.options import Options
@@ -121,13 +122,13 @@ def test_what_goes_on_keeps_its_own_state_metrics_and_evaluations(monkeypatch):
         experiment=experiment,
         rungs=[Rung((0, 1, 2), 10, [Part(0, 3), Part(3, 6)]), Rung((0, 2), 20, [Part(0, 2), Part(2, 4)])],
         abstract_state=None,
-        programs=SimpleNamespace(placement=SimpleNamespace(place=lambda x: x)),
+        trainer=SimpleNamespace(programs=SimpleNamespace(placement=SimpleNamespace(place=lambda x: x))),
         read_rung=lambda index: before,
-        folder_of=lambda part, index: Path(str(part.start)),
+        rung_folder=lambda index: Path(),
     )
-    restore = lambda path, _, rows: int(path.parent.name) + np.array(rows)  # noqa: E731
+    restore = lambda path, _, rows: int(path.parent.name.split("-")[1]) + np.array(rows)  # noqa: E731
     monkeypatch.setattr(checkpoint, "restore_lanes", restore)
-    progress = runner.training.Run.promote(run, Part(2, 4))
+    progress = runner.rungs.Run.promote(run, Part(2, 4))
     for found in (progress.state, progress.metrics["loss"][:, 0], progress.evaluations["score"][:, 0]):
         np.testing.assert_array_equal(found, [4, 5])
     assert progress.iteration == 10
@@ -249,10 +250,10 @@ class Killed(BaseException):
 MOMENTS = {
     "saving a part": (checkpoint, "save", 5),
     "evaluating at the end of a rung": (runner.training.store, "write_arrays", 17),
-    "writing the next rung": (runner.training, "write_record", 11),
+    "writing the next rung": (runner.rungs, "write_record", 11),
     "starting the next rung": (checkpoint, "restore_lanes", 3),
     "in the last rung": (checkpoint, "save", 15),
-    "joining": (runner.training, "join_rungs", 1),
+    "joining": (runner.rungs, "join_rungs", 1),
 }
 
 

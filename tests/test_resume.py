@@ -73,13 +73,13 @@ OPTIONS = {"eval_episodes": 3, "checkpoint_every": 0.0, "checkpoint_buffer": Fal
 def test_a_resumed_run_uses_the_options_that_it_was_started_with(monkeypatch):
     used = {}
 
-    def train(run, part, progress):
-        used.update({name: getattr(run.experiment.options, name) for name in OPTIONS})
-        return trained(run, part, progress)
+    def train(trainer, part, progress):
+        used.update({name: getattr(trainer.experiment.options, name) for name in OPTIONS})
+        return trained(trainer, part, progress)
 
-    trained = runner.training.Run.train_part
+    trained = runner.training.Trainer.train
     assert_finished(call("ppo", *small_run("ppo", name="begun", **OPTIONS)))
-    monkeypatch.setattr(runner.training.Run, "train_part", train)
+    monkeypatch.setattr(runner.training.Trainer, "train", train)
     directory = directory_of("ppo", "begun")
     result = call("ppo", "--resume", str(directory))
     assert_finished(result)
@@ -95,14 +95,14 @@ def test_a_resumed_run_uses_the_options_that_it_was_started_with(monkeypatch):
 def test_no_window_leads_from_before_a_resumption_to_after_it(monkeypatch):
     script, started = "dqn", []
 
-    def train(run, part, progress):
+    def train(trainer, part, progress):
         started.append(jax.tree.map(np.array, progress.state.buffer))
-        return trained(run, part, progress)
+        return trained(trainer, part, progress)
 
-    trained = runner.training.Run.train_part
+    trained = runner.training.Trainer.train
     config = small_config(script)
     assert_finished(call(script, *small_run(script, 2, name="run", n_step=3, checkpoint_buffer=False, eval_episodes=0)))
-    monkeypatch.setattr(runner.training.Run, "train_part", train)
+    monkeypatch.setattr(runner.training.Trainer, "train", train)
     result = call(script, "--resume", str(directory_of(script, "run")), *flags(total_timesteps=config.env_steps(3)))
     assert_finished(result)
     assert "it is filled again with random transitions" in result.stdout

@@ -33,6 +33,7 @@ from runs import CASES, FILES, OFTEN, assert_finished, directory_of, one, summar
 
 import runner.devices.programs
 import runner.report.results
+import runner.rungs
 import runner.training
 from runner.files import checkpoint, store
 
@@ -269,7 +270,7 @@ def test_the_record_is_there_before_the_run_says_that_it_begins(function, monkey
     def dies(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner.training, function, dies)
+    monkeypatch.setattr(runner.rungs, function, dies)
     result = call("ppo", *small_run("ppo", name="killed"))
     assert result.status != 0
     directory = directory_of("ppo", "killed")

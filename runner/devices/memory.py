@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from common import cgroup_limits
-from common.environment import make_env
+from common.environment import Environment
 from runner.cli.options import Options
 from runner.devices import hosts
 from runner.experiment import Experiment, Part, split_lanes
@@ -74,7 +74,7 @@ def describe_state(abstract_state: Any, num_devices: int) -> str:
 # -- Before compiling --------------------------------------------------------------------------------------------------
 
 
-def check_memory(config: Any, options: Options, num_lanes: int, abstract_state: Any) -> None:
+def check_memory(env: Environment, config: Any, options: Options, num_lanes: int, abstract_state: Any) -> None:
     """Check what can be known before compiling.
 
     Args:
@@ -85,7 +85,7 @@ def check_memory(config: Any, options: Options, num_lanes: int, abstract_state: 
     """
     check_state(options, num_lanes, num_bytes(abstract_state))
     check_results(num_lanes, config.num_iterations * RECORD_BYTES)
-    check_evaluation(config.env, options)
+    check_evaluation(env, options)
 
 
 def check_state(options: Options, num_lanes: int, lane_bytes: int) -> None:
@@ -108,9 +108,9 @@ def check_results(num_lanes: int, lane_bytes: int) -> None:
         )
 
 
-def check_evaluation(env_name: str, options: Options) -> None:
+def check_evaluation(env: Environment, options: Options) -> None:
     """Raise ValueError if the evaluation episodes of one lane do not fit: their environments run side by side."""
-    env, keys = make_env(env_name), jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((1,), "uint32"))
+    keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((1,), "uint32"))
     most = available_bytes(1) // (2 * num_bytes(jax.eval_shape(env.reset, keys)))
     if options.eval_episodes > most:
         raise ValueError(f"eval_episodes = {options.eval_episodes:,}, but at most {most:,} fit in the memory")

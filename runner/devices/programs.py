@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.buffer import Buffer, add, read
-from common.environment import make_env
+from common.environment import Environment
 from runner.devices.evaluation import episode_limit, evaluate, greedy_policy, sampled_policy
 from runner.devices.lanes import compile_init, compile_quickly, compile_segment, is_finite, make_placement, to_host
 from runner.devices.memory import format_bytes, program_bytes, share_of_memory
@@ -21,9 +21,8 @@ from runner.experiment import Experiment, Part
 MAX_SEGMENT = 256  # iterations in one segment
 
 
-def check_scalars(env_name: str, algorithm: Any) -> None:
+def check_scalars(env_name: str, env: Environment, algorithm: Any) -> None:
     """Raise ValueError if a scalar of the environment has the name of a metric of the script: one would be lost."""
-    env = make_env(env_name)
     if not (scalars := env.scalars):
         return
     env.scalars = []
@@ -53,7 +52,7 @@ class Programs:
     """
 
     def __init__(self, experiment: Experiment, abstract_state: Any, num_lanes: int, num_devices: int):
-        self.experiment, self.num_lanes = experiment, num_lanes
+        self.experiment, self.abstract_state, self.num_lanes = experiment, abstract_state, num_lanes
         devices_per_lane, num_envs = experiment.options.devices_per_lane, experiment.config.num_envs
         self.placement = make_placement(num_lanes, num_devices, devices_per_lane, num_envs)
         self.capacity = min(experiment.config.num_iterations, MAX_SEGMENT)  # iterations in a call
@@ -125,7 +124,7 @@ class Programs:
                 # Training folds nothing into a lane's key, so evaluation never uses a key of training.
                 for number in (np.uint32(2**32 - 1), iteration, batch):
                     key = jax.random.fold_in(key, number)
-                algorithm, env = self.experiment.make_lane(settings), make_env(self.experiment.config.env)
+                algorithm, env = self.experiment.make_lane(settings), self.experiment.env
                 if self.experiment.options.eval_sampled:
                     key, action_key = jax.random.split(key)
                     act, memory = sampled_policy(algorithm, state, num_episodes, action_key)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from common.environment import make_env
 from runner.cli.options import resume_flag
 from runner.cli.parse import describe_error, launcher, shown_path, start_command
 from runner.devices.evaluation import episode_limit
@@ -140,7 +139,7 @@ def print_scores(experiment: Experiment, directory: Path, scores: Scores) -> Non
         print(f"\n{what}:\n{row(COLUMNS, names, INTERVAL)}\n{numbers(scores.shown[0], names)}")
     if num_cut := summary["eval_cut_episodes"]:
         total = experiment.num_lanes * options.eval_episodes
-        steps = episode_limit(make_env(experiment.config.env), options.eval_max_steps)
+        steps = episode_limit(experiment.env, options.eval_max_steps)
         print(f"{num_cut:,} of {total:,} evaluation episodes had not ended after {steps:,} steps and were cut")
     if scores.greedy_gap:
         greedy, training = scores.greedy_gap
@@ -197,7 +196,7 @@ def print_commands(experiment: Experiment, directory: Path, is_stopped: bool) ->
     if not (is_stopped or experiment.is_halved):
         print(f"  extend:      {start} {resume_flag(directory)} --total-timesteps {longer}")
     with contextlib.suppress(ValueError):  # some environments cannot be drawn
-        make_env(experiment.config.env).suite.renderer()
+        experiment.env.suite.renderer()
         print(f"  draw:        {tool_command('render', experiment.script, directory)}")
     print(f"  export:      {tool_command('export', experiment.script, directory)} --out policy.onnx")
     print(f"  compare:     python -m runner.compare {run} OTHER_RUN", flush=True)
