@@ -77,14 +77,14 @@ class Config:
     max_grad_norm: Positive = 10.0  # gradients are clipped to this global norm
     gamma: Fraction = 0.99  # discount
     n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
-    epsilon_start: Fraction = 1.0  # share of random actions at env step 0, prefill included
-    epsilon_end: Fraction = 0.05  # share of random actions at the end
+    epsilon_start: Fraction = 1.0  # initial share of random actions, prefill included
+    epsilon_end: Fraction = 0.05  # final share of random actions
     exploration_fraction: PositiveFraction = 0.5  # share of total_timesteps in which epsilon falls
     double: bool = True  # Double DQN: the online network selects, the target network evaluates
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (128, 128)  # units in each hidden layer, after any convolution
-    activation: Literal["tanh", "relu", "swish"] = "relu"  # that of the hidden layers
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 
     @property
@@ -165,7 +165,7 @@ class Transition:
 
 @struct.dataclass
 class State:
-    """Everything that one lane carries from iteration to iteration; a checkpoint saves it."""
+    """Everything that a seed carries from iteration to iteration; a checkpoint saves it."""
 
     params: Any  # of QNetwork
     target_params: Any  # of QNetwork
@@ -178,7 +178,7 @@ class State:
 
 
 class Algorithm(NamedTuple):
-    """Pure functions of one lane: a seed, or a seed of one setting of a sweep."""
+    """Pure functions that train one seed."""
 
     init: Callable  # key -> State
     step: Callable  # one iteration: (State, iteration) -> (State, metrics)
@@ -190,7 +190,7 @@ class Algorithm(NamedTuple):
 
 
 def make(config: Config) -> Algorithm:
-    """Build the pure functions of one lane:
+    """Build the pure functions that train one seed:
 
     step            one iteration: num_cycles times cycle
       cycle         num_steps times explore, then learn, then update_target

@@ -67,7 +67,7 @@ class Config:
     actor_learning_rate: NonNegative = 3e-4  # Adam step size of the actor
     critic_learning_rate: NonNegative = 3e-4  # Adam step size of the critics
     alpha_learning_rate: NonNegative = 3e-4  # Adam step size of log alpha; 0 fixes alpha
-    alpha: Positive = 1.0  # temperature at the start
+    alpha: Positive = 1.0  # initial temperature
     target_entropy: float = -1.0  # target per action dimension; the paper's is -1
     gamma: Fraction = 0.99  # discount
     n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
@@ -75,8 +75,8 @@ class Config:
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (256, 256)  # units in each hidden layer of every network
-    value_hidden_sizes: tuple[int, ...] = ()  # those of each critic; empty: hidden_sizes
-    activation: Literal["tanh", "relu", "swish"] = "relu"  # that of the hidden layers
+    value_hidden_sizes: tuple[int, ...] = ()  # of each critic; empty: as hidden_sizes
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 
     @property
@@ -180,7 +180,7 @@ class Params(NamedTuple):  # dataclasses may collide in jit's cache (docs/traps.
 
 @struct.dataclass
 class State:
-    """Everything that one lane carries from iteration to iteration; a checkpoint saves it."""
+    """Everything that a seed carries from iteration to iteration; a checkpoint saves it."""
 
     params: Params
     target_params: Any  # of TwinCritic, [2, ...]
@@ -194,7 +194,7 @@ class State:
 
 
 class Algorithm(NamedTuple):
-    """Pure functions of one lane: a seed, or a seed of one setting of a sweep."""
+    """Pure functions that train one seed."""
 
     init: Callable  # key -> State
     step: Callable  # one iteration: (State, iteration) -> (State, metrics)
@@ -215,7 +215,7 @@ def squash(gaussian_action: jax.Array, gaussian_log_prob: jax.Array) -> tuple[ja
 
 
 def make(config: Config) -> Algorithm:
-    """Build the pure functions of one lane:
+    """Build the pure functions that train one seed:
 
     step            one iteration: num_cycles times cycle
       cycle         num_steps times explore, then learn

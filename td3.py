@@ -77,8 +77,8 @@ class Config:
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (256, 256)  # units in each hidden layer of every network
-    value_hidden_sizes: tuple[int, ...] = ()  # those of each critic; empty: hidden_sizes
-    activation: Literal["tanh", "relu", "swish"] = "relu"  # that of the hidden layers
+    value_hidden_sizes: tuple[int, ...] = ()  # of each critic; empty: as hidden_sizes
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 
     @property
@@ -180,7 +180,7 @@ class Params(NamedTuple):  # dataclasses may collide in jit's cache (docs/traps.
 
 @struct.dataclass
 class State:
-    """Everything that one lane carries from iteration to iteration; a checkpoint saves it."""
+    """Everything that a seed carries from iteration to iteration; a checkpoint saves it."""
 
     params: Params
     target_params: Params
@@ -194,7 +194,7 @@ class State:
 
 
 class Algorithm(NamedTuple):
-    """Pure functions of one lane: a seed, or a seed of one setting of a sweep."""
+    """Pure functions that train one seed."""
 
     init: Callable  # key -> State
     step: Callable  # one iteration: (State, iteration) -> (State, metrics)
@@ -211,7 +211,7 @@ def smooth(action: jax.Array, noise: jax.Array, noise_clip: float) -> jax.Array:
 
 
 def make(config: Config) -> Algorithm:
-    """Build the pure functions of one lane:
+    """Build the pure functions that train one seed:
 
     step            one iteration: num_cycles times cycle
       cycle         num_steps times explore, then learn
@@ -230,7 +230,7 @@ def make(config: Config) -> Algorithm:
     require(config, fits, "learning_starts must be at least batch_size and at most buffer_size")
     require_multiple(config, "cycle_updates", "policy_delay")
     has_last = config.num_envs > 1 or config.exploration_noise_max == 0
-    require(config, has_last, "exploration_noise_max, that of the last env, needs 2 num_envs")
+    require(config, has_last, "exploration_noise_max needs num_envs to be at least 2")
     env = make_env(config.env)
     check_continuous(config.env, env)
     action_dim = env.action_space.shape[0]

@@ -257,7 +257,7 @@ RULES = {
     "td3": [
         (
             {"exploration_noise_max": 0.5, "num_envs": 1},
-            "^exploration_noise_max, that of the last env, needs",
+            "^exploration_noise_max needs num_envs to be at least 2, not",
         ),
         (
             {"policy_delay": 3},

@@ -83,14 +83,14 @@ class Config:
     value_min: float = -100.0  # lowest bin: min(0, least reward) / (1 - gamma)
     value_max: float = 100.0  # highest bin; what matters is that the metric clipped_targets stays 0
     num_bins: int = 51  # values that a distribution is over, evenly spaced; atoms in the paper
-    epsilon_start: Fraction = 1.0  # share of random actions at env step 0, prefill included
-    epsilon_end: Fraction = 0.05  # share of random actions at the end
+    epsilon_start: Fraction = 1.0  # initial share of random actions, prefill included
+    epsilon_end: Fraction = 0.05  # final share of random actions
     exploration_fraction: PositiveFraction = 0.5  # share of total_timesteps in which epsilon falls
     double: bool = True  # Double DQN: the online network selects, the target network evaluates
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (128, 128)  # units in each hidden layer, after any convolution
-    activation: Literal["tanh", "relu", "swish"] = "relu"  # that of the hidden layers
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 
     @property
@@ -174,7 +174,7 @@ class Transition:
 
 @struct.dataclass
 class State:
-    """Everything that one lane carries from iteration to iteration; a checkpoint saves it."""
+    """Everything that a seed carries from iteration to iteration; a checkpoint saves it."""
 
     params: Any  # of QNetwork
     target_params: Any  # of QNetwork
@@ -187,7 +187,7 @@ class State:
 
 
 class Algorithm(NamedTuple):
-    """Pure functions of one lane: a seed, or a seed of one setting of a sweep."""
+    """Pure functions that train one seed."""
 
     init: Callable  # key -> State
     step: Callable  # one iteration: (State, iteration) -> (State, metrics)
@@ -199,7 +199,7 @@ class Algorithm(NamedTuple):
 
 
 def project(probs: jax.Array, values: jax.Array, bins: jax.Array) -> jax.Array:
-    """Probabilities [num_values] of any values, as those of evenly spaced bins [num_bins].
+    """Probabilities [num_values] of any values, projected onto evenly spaced bins [num_bins].
 
     The two bins around a value share its probability by distance (equation 7); values outside count
     as the ends. Each value is compared with all bins, so one that is on a bin needs no case; by its
@@ -213,7 +213,7 @@ def project(probs: jax.Array, values: jax.Array, bins: jax.Array) -> jax.Array:
 
 
 def make(config: Config) -> Algorithm:
-    """Build the pure functions of one lane:
+    """Build the pure functions that train one seed:
 
     step            one iteration: num_cycles times cycle
       cycle         num_steps times explore, then learn, then update_target
@@ -357,7 +357,7 @@ def make(config: Config) -> Algorithm:
         return loss, {"q_loss": loss, "q_mean": q.mean(), "clipped_targets": clipped}
 
     def logits_of(logits, action):
-        """Those of an action, [..., num_actions, num_bins] -> [..., num_bins], with no scatter."""
+        """Of an action: [..., num_actions, num_bins] -> [..., num_bins], without a scatter."""
         chosen = jax.nn.one_hot(action, num_actions, dtype=logits.dtype)
         return (logits * chosen[..., None]).sum(axis=-2)
 

@@ -63,10 +63,10 @@ class Config:
     normalize_reward: bool = False  # divide by the std of the discounted return
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (64, 64)  # units in each hidden layer, after any convolution
-    value_hidden_sizes: tuple[int, ...] = ()  # those of the value network; empty: hidden_sizes
+    value_hidden_sizes: tuple[int, ...] = ()  # of the value network; empty: as hidden_sizes
     cell: Literal["gru", "lstm"] = "gru"  # the memory behind the hidden layers, one in each network
     memory_size: int = 64  # units of the cell
-    activation: Literal["tanh", "relu", "swish"] = "tanh"  # that of the hidden layers
+    activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 
     @property
@@ -245,7 +245,7 @@ class Params(NamedTuple):  # dataclasses may collide in jit's cache (docs/traps.
 
 @struct.dataclass
 class State:
-    """Everything that one lane carries from iteration to iteration; a checkpoint saves it."""
+    """Everything that a seed carries from iteration to iteration; a checkpoint saves it."""
 
     params: Params
     opt_state: optax.OptState
@@ -258,7 +258,7 @@ class State:
 
 
 class Algorithm(NamedTuple):
-    """Pure functions of one lane: a seed, or a seed of one setting of a sweep."""
+    """Pure functions that train one seed."""
 
     init: Callable  # key -> State
     step: Callable  # one iteration: (State, iteration) -> (State, metrics)
@@ -290,7 +290,7 @@ def gae(
 
 
 def make(config: Config) -> Algorithm:
-    """Build the pure functions of one lane:
+    """Build the pure functions that train one seed:
 
     step            one iteration: num_steps times explore, then learn
       explore       choose actions, step the environments

@@ -72,13 +72,13 @@ class Config:
     max_grad_norm: Positive = 10.0  # gradients are clipped to this global norm
     gamma: Fraction = 0.99  # discount
     q_lambda: Fraction = 0.65  # lambda of the returns; 0: one step, 1: Monte Carlo
-    epsilon_start: Fraction = 1.0  # share of random actions at the start
-    epsilon_end: Fraction = 0.05  # share of random actions at the end
+    epsilon_start: Fraction = 1.0  # initial share of random actions
+    epsilon_end: Fraction = 0.05  # final share of random actions
     exploration_fraction: PositiveFraction = 0.1  # share of total_timesteps in which epsilon falls
     normalize_obs: bool = False  # normalise by running mean and variance
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (128, 128)  # units in each hidden layer, after any convolution
-    activation: Literal["tanh", "relu", "swish"] = "relu"  # that of the hidden layers
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = True  # LayerNorm in each hidden layer and convolution, before the activation
 
     @property
@@ -163,7 +163,7 @@ class Batch:
 
 @struct.dataclass
 class State:
-    """Everything that one lane carries from iteration to iteration; a checkpoint saves it."""
+    """Everything that a seed carries from iteration to iteration; a checkpoint saves it."""
 
     params: Any  # of QNetwork
     opt_state: optax.OptState
@@ -174,7 +174,7 @@ class State:
 
 
 class Algorithm(NamedTuple):
-    """Pure functions of one lane: a seed, or a seed of one setting of a sweep."""
+    """Pure functions that train one seed."""
 
     init: Callable  # key -> State
     step: Callable  # one iteration: (State, iteration) -> (State, metrics)
@@ -200,7 +200,7 @@ def q_returns(rollout: Transition, next_q: jax.Array, gamma: float, q_lambda: fl
 
 
 def make(config: Config) -> Algorithm:
-    """Build the pure functions of one lane:
+    """Build the pure functions that train one seed:
 
     step            one iteration: num_steps times explore, then learn
       explore       choose actions, step the environments

@@ -59,15 +59,15 @@ class Config:
     value_min: float = -100.0  # lower end of the critic's range: min(0, least reward) / (1 - gamma)
     value_max: float = 100.0  # upper end; spare two bins, and keep the metric clipped_targets at 0
     num_bins: int = 151  # of the critic's range
-    alpha: Positive = 0.01  # temperature at the start
+    alpha: Positive = 0.01  # initial temperature
     target_entropy: float = -0.5  # target per action dimension
     eta: Positive = 0.01  # weight of the KL at the start, and at least
     kl_bound: Positive = 0.1  # rows whose KL from the old policy is larger only reduce that KL
     normalize_obs: bool = True  # normalise by running mean and variance
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (256, 256)  # units in each hidden layer of both networks
-    value_hidden_sizes: tuple[int, ...] = ()  # those of the critic; empty: hidden_sizes
-    activation: Literal["tanh", "relu", "swish"] = "swish"  # that of the hidden layers
+    value_hidden_sizes: tuple[int, ...] = ()  # of the critic; empty: as hidden_sizes
+    activation: Literal["tanh", "relu", "swish"] = "swish"  # of the hidden layers
     layer_norm: bool = True  # LayerNorm in each hidden layer, before the activation
 
     @property
@@ -169,7 +169,7 @@ class Params(NamedTuple):  # dataclasses may collide in jit's cache (docs/traps.
 
 @struct.dataclass
 class State:
-    """Everything that one lane carries from iteration to iteration; a checkpoint saves it."""
+    """Everything that a seed carries from iteration to iteration; a checkpoint saves it."""
 
     params: Params
     opt_state: dict[str, optax.OptState]  # by the names in Params
@@ -180,7 +180,7 @@ class State:
 
 
 class Algorithm(NamedTuple):
-    """Pure functions of one lane: a seed, or a seed of one setting of a sweep."""
+    """Pure functions that train one seed."""
 
     init: Callable  # key -> State
     step: Callable  # one iteration: (State, iteration) -> (State, metrics)
@@ -215,7 +215,7 @@ def q_returns(rollout: Transition, next_q: jax.Array, gamma: float, q_lambda: fl
 
 
 def make(config: Config) -> Algorithm:
-    """Build the pure functions of one lane:
+    """Build the pure functions that train one seed:
 
     step            one iteration: num_steps times explore, then learn
       explore       choose actions, step the environments

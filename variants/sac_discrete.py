@@ -75,15 +75,15 @@ class Config:
     actor_learning_rate: NonNegative = 3e-4  # Adam step size of the actor
     critic_learning_rate: NonNegative = 3e-4  # Adam step size of the critics
     alpha_learning_rate: NonNegative = 3e-4  # Adam step size of log alpha; 0 fixes alpha
-    alpha: Positive = 1.0  # temperature at the start
+    alpha: Positive = 1.0  # initial temperature
     target_entropy: Fraction = 0.98  # share of the most, log(number of legal actions); paper: 0.98
     gamma: Fraction = 0.99  # discount
     n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (256, 256)  # units in each hidden layer of every network
-    value_hidden_sizes: tuple[int, ...] = ()  # those of each critic; empty: hidden_sizes
-    activation: Literal["tanh", "relu", "swish"] = "relu"  # that of the hidden layers
+    value_hidden_sizes: tuple[int, ...] = ()  # of each critic; empty: as hidden_sizes
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 
     @property
@@ -186,7 +186,7 @@ class Params(NamedTuple):  # dataclasses may collide in jit's cache (docs/traps.
 
 @struct.dataclass
 class State:
-    """Everything that one lane carries from iteration to iteration; a checkpoint saves it."""
+    """Everything that a seed carries from iteration to iteration; a checkpoint saves it."""
 
     params: Params
     target_params: Any  # of TwinCritic, [2, ...]
@@ -199,7 +199,7 @@ class State:
 
 
 class Algorithm(NamedTuple):
-    """Pure functions of one lane: a seed, or a seed of one setting of a sweep."""
+    """Pure functions that train one seed."""
 
     init: Callable  # key -> State
     step: Callable  # one iteration: (State, iteration) -> (State, metrics)
@@ -216,7 +216,7 @@ def expectation(policy: distrax.Categorical, x: jax.Array) -> jax.Array:
 
 
 def make(config: Config) -> Algorithm:
-    """Build the pure functions of one lane:
+    """Build the pure functions that train one seed:
 
     step            one iteration: num_cycles times cycle
       cycle         num_steps times explore, then learn
@@ -367,7 +367,7 @@ def make(config: Config) -> Algorithm:
         return alpha * (entropy - target), {"alpha": alpha}
 
     def max_entropy(obs):
-        """That of the uniform policy, the log of the number of legal actions."""
+        """Entropy of the uniform policy: the log of the number of legal actions."""
         legal = legal_actions(obs)
         return jnp.log(num_actions if legal is None else legal.sum(axis=-1))
 
