@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from helpers import ENVS, call, execute, flags, path_of, run_differences, saved_metrics, small_config, small_run
 from PIL import Image
@@ -16,6 +15,8 @@ from runs import FakeRun, assert_finished, assert_refused, contents, directory_o
 
 import runner.devices.programs
 import runner.main
+from runner.cli.options import Options
+from runner.experiment import Experiment
 
 pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 
@@ -86,17 +87,16 @@ def test_an_episode_of_a_healthy_seed_is_logged(env, is_healthy, eval_episodes, 
     tracker = SimpleNamespace(
         runs=[1], log_episode=lambda step, path: logged.append((step, path.suffix, path.exists()))
     )
-    config, options = SimpleNamespace(env=env, num_iterations=2), SimpleNamespace(eval_episodes=eval_episodes)
-    given = {"config": config, "options": options, "script": path_of("ppo")}
-    experiment = SimpleNamespace(env_steps=lambda n: 10 * np.arange(1, n + 1), **given)
+    config = SimpleNamespace(env=env, num_iterations=2, env_steps=lambda iterations: 10 * iterations)
+    experiment = Experiment(path_of("ppo"), None, config, Options(eval_episodes=eval_episodes), {})
     run = SimpleNamespace(experiment=experiment, tracker=tracker, directory=undisturbed_ppo)
     runner.main.log_episode(run, SimpleNamespace(scores={"is_healthy": [is_healthy, True]}))
     assert logged == [(20, ".gif", True)] * is_logged
 
 
 def test_an_episode_that_cannot_be_drawn_is_a_warning(capsys):
-    config, options = SimpleNamespace(env="CartPole-v1", num_iterations=2), SimpleNamespace(eval_episodes=1)
-    experiment, tracker = SimpleNamespace(config=config, options=options, script=""), SimpleNamespace(runs=[1])
+    config, tracker = SimpleNamespace(env="CartPole-v1", num_iterations=2), SimpleNamespace(runs=[1])
+    experiment = Experiment("", None, config, Options(eval_episodes=1), {})
     run = SimpleNamespace(experiment=experiment, tracker=tracker, directory="nowhere")
     runner.main.log_episode(run, SimpleNamespace(scores={"is_healthy": [True]}))
     assert capsys.readouterr().err.startswith("warning: wandb has no episode: ")
