@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.cli.options import Options
-from runner.devices.evaluation import evaluated_iterations
+from runner.devices.evaluation import auto_evaluations, evaluated_iterations
 from runner.experiment import (
     EVAL_METRICS,
     Experiment,
@@ -27,6 +28,7 @@ class Config:
     steps_per_iteration: int = 25
     learning_starts: int = 0
     env: str = "CartPole-v1"
+    num_envs: int = 4
 
     def env_steps(self, iterations):
         return self.learning_starts + iterations * self.steps_per_iteration
@@ -106,6 +108,15 @@ def test_about_twenty_evaluations_whatever_the_length(config):
     assert len(points) <= 20
     assert all(0 <= point < config.num_iterations for point in points)
     assert points[0] == 0
+
+
+def test_a_gpu_is_evaluated_as_often_as_a_quarter_of_its_depth_allows(monkeypatch):
+    """An episode of CartPole has at most 500 steps."""
+    assert auto_evaluations(experiment_of(Config(num_iterations=1))) == 20
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for steps, number in {1000: 5, 4000: 20, 9000: 20, 250: 1, 100: 1}.items():  # of four environments, 40 times
+        config = Config(num_iterations=40, steps_per_iteration=steps)
+        assert auto_evaluations(experiment_of(config)) == number
 
 
 def test_a_short_run_is_evaluated_after_each_iteration():

@@ -15,6 +15,18 @@ from runner.experiment import Experiment
 
 STEPS_PER_CHECK = 8  # of whether all episodes have ended; on a GPU the host waits for the answer
 MAX_FRAMES = 500  # of an animation
+MAX_DEPTH_RATIO = 0.25  # on a GPU or TPU: steps of all evaluations, one after another, over those of training
+
+
+def auto_evaluations(experiment: Experiment) -> int:
+    """Number of evaluations with --eval-every auto, the one at the end included.
+
+    Twenty, or fewer on a GPU or TPU, where an episode costs its length, however many are played at once.
+    """
+    config, options = experiment.config, experiment.options
+    depth = config.env_steps(config.num_iterations) / config.num_envs
+    most = MAX_DEPTH_RATIO * depth / episode_limit(experiment.env, options.eval_max_steps)
+    return 20 if jax.default_backend() == "cpu" else int(np.clip(most, 1, 20))
 
 
 def evaluated_iterations(experiment: Experiment) -> np.ndarray:
@@ -25,7 +37,7 @@ def evaluated_iterations(experiment: Experiment) -> np.ndarray:
     """
     config, options = experiment.config, experiment.options
     steps, every = experiment.env_steps(config.num_iterations), options.eval_every
-    interval = -(-steps[-1] // 20) if every == "auto" else parse_integer(every)
+    interval = -(-steps[-1] // auto_evaluations(experiment)) if every == "auto" else parse_integer(every)
     if interval == 0 or options.eval_episodes == 0:
         return np.zeros(int(experiment.is_halved), int)
     passed = np.diff(steps // interval, prepend=config.env_steps(0) // interval) > 0
