@@ -242,7 +242,7 @@ def make(config: Config) -> Algorithm:
 
     num_updates = config.num_epochs * config.num_minibatches  # per iteration, all at one rate
     schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
-    annealed = lambda count: schedule(count // num_updates)  # noqa: E731
+    annealed = lambda count: schedule(count // num_updates)
     learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     optimizer = optax.chain(clip, optax.adam(learning_rate, eps=config.adam_eps))

@@ -123,7 +123,7 @@ class Environment:
         done = terminated | truncated
         is_told = {name: done & jnp.isfinite(info[name]) for name in self.scalars}
         episode = {"episode_return": env_state.episode_return, "episode_length": env_state.length, "num_episodes": 1}
-        add = lambda total, x, is_counted: total + jnp.where(is_counted, x, 0).astype(total.dtype)  # noqa: E731
+        add = lambda total, x, is_counted: total + jnp.where(is_counted, x, 0).astype(total.dtype)
         counted = is_told | dict.fromkeys(episode, done)
         last = {name: info[name] for name in self.scalars} | episode
         episodes = jax.tree.map(add, env_state.episodes, last, counted)

@@ -108,7 +108,7 @@ def test_an_environments_own_error_is_not_one_of_the_contract(monkeypatch):
 
 def play(env, num_steps=10, num_envs=2, key_of=jax.random.key):
     """Observations, rewards and the last env_state of a walk."""
-    keys = lambda i: jax.random.split(key_of(i), num_envs)  # noqa: E731
+    keys = lambda i: jax.random.split(key_of(i), num_envs)
     obs, env_state = env.reset(keys(0))
     records = [obs]
     for i in range(num_steps):

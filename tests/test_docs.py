@@ -171,7 +171,7 @@ def same_jax():
 def test_python_blocks_print_a_result(page, block, folder, same_jax, monkeypatch):
     """With shorter presets."""
     monkeypatch.chdir(folder)
-    short = lambda *args, **changes: preset(*args, **{"total_timesteps": 10_240} | changes)  # noqa: E731
+    short = lambda *args, **changes: preset(*args, **{"total_timesteps": 10_240} | changes)
     monkeypatch.setattr("common.presets.preset", short)
     result = capture(lambda: exec(compile(block, page, "exec"), {"__name__": "__main__"}), page)
     assert (result.status, result.stderr) == (0, "")

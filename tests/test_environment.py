@@ -307,7 +307,7 @@ def metrics_of_two_iterations(actions):
     keys = jax.random.split(jax.random.key(0), actions.shape[2])
 
     def iterate(env_state, actions):
-        step = lambda env_state, action: (env.step(keys, env_state, action)[1], None)  # noqa: E731
+        step = lambda env_state, action: (env.step(keys, env_state, action)[1], None)
         env_state, _ = jax.lax.scan(step, clear_episodes(env_state), actions)
         return env_state, episode_metrics(env_state)
 

@@ -126,7 +126,7 @@ def test_what_goes_on_keeps_its_own_state_metrics_and_evaluations(monkeypatch):
         read_rung=lambda index: before,
         rung_folder=lambda index: Path(),
     )
-    restore = lambda path, _, rows: int(path.parent.name.split("-")[1]) + np.array(rows)  # noqa: E731
+    restore = lambda path, _, rows: int(path.parent.name.split("-")[1]) + np.array(rows)
     monkeypatch.setattr(checkpoint, "restore_lanes", restore)
     progress = runner.rungs.Run.promote(run, Part(2, 4))
     for found in (progress.state, progress.metrics["loss"][:, 0], progress.evaluations["score"][:, 0]):

@@ -47,7 +47,7 @@ def test_a_histogram_is_learned_by_cross_entropy():
 
     @jax.jit
     def gradient(logits, low, high):
-        loss = lambda logits: -(hl_gauss(jnp.float32(3.2), low, high, NUM_BINS) * jax.nn.log_softmax(logits)).sum()  # noqa: E731
+        loss = lambda logits: -(hl_gauss(jnp.float32(3.2), low, high, NUM_BINS) * jax.nn.log_softmax(logits)).sum()
         return jax.grad(loss)(logits)
 
     logits = jax.random.normal(jax.random.key(0), (NUM_BINS,))

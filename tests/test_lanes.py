@@ -74,7 +74,7 @@ def test_lanes_on_several_devices_do_not_communicate():
     if jax.local_device_count() < 2:
         pytest.skip("one device has nobody to talk to")
     algorithm = ppo.make(small_config("ppo"))
-    make = lambda settings: algorithm  # noqa: E731
+    make = lambda settings: algorithm
     lanes = make_placement(3, 2)
     assert (lanes.num_padded, lanes.sharding.num_devices) == (4, 2)
     keys = lanes.place(jax.vmap(jax.random.key)(np.arange(3)))
@@ -125,7 +125,7 @@ def test_a_single_lane_has_no_axis_for_which_xla_has_slower_programs(num_lanes, 
 
     class Branch(Counter):
         def step(self, state, iteration):
-            called = lambda: jax.debug.callback(lambda _: calls.append(1), state["sum"])  # noqa: E731
+            called = lambda: jax.debug.callback(lambda _: calls.append(1), state["sum"])
             jax.lax.cond(state["sum"] < 0, called, lambda: None)
             return super().step(state, iteration)
 

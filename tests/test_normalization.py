@@ -115,7 +115,7 @@ def test_a_large_offset_does_not_swallow_the_variance(chunk):
 def test_small_chunks_do_not_add_up_their_rounding():
     """With a rounded share of the past as a factor the variance would be off by 0.3 %."""
     data = np.random.default_rng(0).normal(size=(500_000, 1, 1)).astype(np.float32)
-    add = lambda statistics, x: (update_statistics(statistics, x), None)  # noqa: E731
+    add = lambda statistics, x: (update_statistics(statistics, x), None)
     statistics, _ = jax.jit(lambda x: jax.lax.scan(add, init_statistics((1,)), x))(data)
     np.testing.assert_allclose(statistics.variance, data.astype(np.float64).var(), rtol=1e-5)
 
@@ -124,7 +124,7 @@ def test_small_steps_of_a_large_mean_are_not_lost():
     """A float32 near 300 would stand still after a million items; so would the variance after more of them."""
     data = np.random.default_rng(0).normal(size=(1_000_000, 1, 1)).astype(np.float32) + 300
     data[500_000:] += 3
-    add = lambda statistics, x: (update_statistics(statistics, x), None)  # noqa: E731
+    add = lambda statistics, x: (update_statistics(statistics, x), None)
     statistics, _ = jax.jit(lambda x: jax.lax.scan(add, init_statistics((1,)), x))(data)
     np.testing.assert_allclose(statistics.mean, data.mean(dtype=np.float64), rtol=1e-6)
     np.testing.assert_allclose(statistics.variance, data.var(dtype=np.float64), rtol=1e-4)
@@ -133,7 +133,7 @@ def test_small_steps_of_a_large_mean_are_not_lost():
 def test_a_late_change_of_the_variance_is_seen():
     start = init_statistics((1,)).replace(count=jnp.int32(2**26))  # of variance 1
     data = jnp.tile(jnp.array([-1.5, 1.5]), 500_000).reshape(-1, 1, 1)
-    add = lambda statistics, x: (update_statistics(statistics, x), None)  # noqa: E731
+    add = lambda statistics, x: (update_statistics(statistics, x), None)
     statistics, _ = jax.jit(lambda x: jax.lax.scan(add, start, x))(data)
     share = 1e6 / (1e6 + 2**26)
     np.testing.assert_allclose(statistics.variance, 1 + share * (1.5**2 - 1), rtol=1e-6)

@@ -279,7 +279,7 @@ def sac_of(paper, **changes):
     config = config_of(module, "sac", env="Pendulum-v1", **changes)
     algorithm = module.make(config)
     state = jax.jit(algorithm.init)(jax.random.key(0))
-    shake = lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape)  # noqa: E731
+    shake = lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape)
     state = state.replace(params=jax.tree.map(shake, state.params))
     batch = read(state.buffer, jnp.arange(8)).replace(discount=jnp.full(8, 0.9))
     return algorithm, state, batch
@@ -402,7 +402,7 @@ def test_redo_resets_dormant_units_and_their_moments():
     state = state.replace(opt_state=opt_state)
     dormant = jax.jit(inner(algorithm.step, "find_dormant"))(state, rollout.obs)
     after = jax.jit(inner(algorithm.step, "redo"))(state, dormant, jax.random.key(1))
-    relu = lambda x: np.maximum(x, 0)  # noqa: E731
+    relu = lambda x: np.maximum(x, 0)
     for name in ("actor", "critic"):
         old, new = (to_float64(getattr(x.params, name)["params"]) for x in (state, after))
         x, scores = np.float64(rollout.obs), []

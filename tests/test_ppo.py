@@ -93,7 +93,7 @@ def test_gae_does_not_depend_on_where_the_rollout_is_cut(seed, cut, where):
 
 def test_gae_by_hand():
     """Two steps, gamma 0.5, lambda 0.5: the flags at the first step make four different advantages."""
-    column = lambda *x: jnp.array(x, jnp.float32)[:, None]  # noqa: E731
+    column = lambda *x: jnp.array(x, jnp.float32)[:, None]
     rest = dict.fromkeys(("obs", "action", "next_obs"), column(0, 0))
     expected = {(False, False): 4.5, (False, True): 4.0, (True, False): 0.0, (True, True): 0.0}
     for (terminated, truncated), advantage in expected.items():

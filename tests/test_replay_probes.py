@@ -50,12 +50,12 @@ def trained_with(script, env, settings=((),), **changes):
     }
     config = module.Config(**(fields | changes))
     keys = jax.random.split(jax.random.key(0), NUM_SEEDS)
-    train = lambda swept, key: module.make_train(replace(config, **swept))(key)  # noqa: E731
+    train = lambda swept, key: module.make_train(replace(config, **swept))(key)
     train = jax.vmap(jax.vmap(train, in_axes=(None, 0)), in_axes=(0, None), axis_size=len(settings))
     swept = {name: jnp.float32([dict(setting)[name] for setting in settings]) for name in dict(settings[0])}
     state, metrics = jax.jit(train, compiler_options=probes.OPTIMIZED)(swept, keys)  # [num_settings, num_seeds, ...]
     last = jax.tree.map(lambda x: np.asarray(x)[..., -1], metrics)
-    lane = lambda tree, i: jax.tree.map(lambda x: x[i], tree)  # noqa: E731
+    lane = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
     return [(module.make(config), lane(state, i), lane(last, i)) for i in range(len(settings))]
 
 

@@ -40,7 +40,7 @@ CONFIGS = {
 def test_noise_is_correlated_in_time_and_of_unit_variance(noise_steps):
     """1,000 processes, 300 steps: variance 1 and autocorrelation (1 - 1 / noise_steps) ** lag."""
     normals = jax.random.normal(jax.random.key(0), (300, 1000))
-    body = lambda noise, normal: correlate(noise, normal, noise_steps)  # noqa: E731
+    body = lambda noise, normal: correlate(noise, normal, noise_steps)
     noise = np.asarray(jax.lax.scan(body, jnp.zeros(1000), normals)[1])[150:]
     assert abs(noise.mean()) < 0.05
     for lag in (0, 1, 5, 20):

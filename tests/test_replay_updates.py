@@ -157,7 +157,7 @@ class ReferenceDQN(Reference):
     def end_iteration(self, iteration):
         config, env_steps = self.config, (iteration + 1) * self.config.steps_per_iteration
         if env_steps % config.target_interval == 0:
-            mix = lambda new, old: config.tau * new + (1 - config.tau) * old  # noqa: E731
+            mix = lambda new, old: config.tau * new + (1 - config.tau) * old
             self.target_params = jax.tree.map(mix, self.params, self.target_params)
         progress = min(1.0, (16 + env_steps - 2) / (config.exploration_fraction * config.total_timesteps))
         return {"epsilon": config.epsilon_start + progress * (config.epsilon_end - config.epsilon_start)}
@@ -215,11 +215,11 @@ class ReferenceActorCritic(Reference):
 
     def q(self, critic, obs, action):
         """[batch_size, 2]."""
-        one = lambda i: self.mlp(jax.tree.map(lambda x: x[i], critic), np.concatenate([obs, action], -1))[..., 0]  # noqa: E731
+        one = lambda i: self.mlp(jax.tree.map(lambda x: x[i], critic), np.concatenate([obs, action], -1))[..., 0]
         return np.stack([one(0), one(1)], axis=-1)
 
     def update_critic(self, target, batch):
-        loss = lambda critic: sum(  # noqa: E731
+        loss = lambda critic: sum(
             np.mean((self.q(critic, batch.obs, batch.action)[:, i] - target) ** 2) for i in range(2)
         )
         metrics = {
@@ -421,7 +421,7 @@ def test_iterations_equal_numpy(case, monkeypatch):
     monkeypatch.setattr(module, "read_windows", newest)
     algorithm = module.make(config)
     state = jax.jit(algorithm.init)(jax.random.key(1))
-    other = lambda x: x + 0.5 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)  # noqa: E731
+    other = lambda x: x + 0.5 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)
     state = state.replace(target_params=jax.tree.map(other, state.target_params))
     reference = REFERENCES[script](config, state)
     monkeypatch.setattr(jax.random, "normal", known_noise)

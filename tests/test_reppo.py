@@ -76,7 +76,7 @@ def test_the_bound_keeps_the_policy_near_the_old_one():
     """And eta is learned: it grows while the KL is above the bound, and never falls below its start. The control has a
     bound that is never reached."""
     config = config_of("Probe-Targets", value_min=-3.0, value_max=1.0, learning_rate=0.03, eta=1.0)
-    train = lambda bound, key: reppo.make_train(replace(config, kl_bound=bound))(key)[1]  # noqa: E731
+    train = lambda bound, key: reppo.make_train(replace(config, kl_bound=bound))(key)[1]
     train = jax.vmap(jax.vmap(train, in_axes=(None, 0)), in_axes=(0, None))
     metrics = jax.jit(train, compiler_options=probes.OPTIMIZED)(jnp.array([0.02, 1e6]), SEEDS)
     (bounded_kl, free_kl), (bounded_eta, free_eta) = metrics["kl"][:, :, :40], np.asarray(metrics["eta"])
@@ -236,7 +236,7 @@ def test_an_iteration_equals_numpy(case):
         if iteration == 0:
             assert 0.1 < expected.pop("beyond") < 0.9, "rows on both sides of the bound"
         for name, x in params.items():
-            close = lambda a, b, name=name: np.testing.assert_allclose(a, b, rtol=0, atol=1e-3, err_msg=name)  # noqa: E731
+            close = lambda a, b, name=name: np.testing.assert_allclose(a, b, rtol=0, atol=1e-3, err_msg=name)
             jax.tree.map(close, getattr(state.params, name), x)
         expected["clipped_targets"] = np.mean(np.abs(batch[2]) > 3.0)
         for name in metrics.keys() & expected.keys():

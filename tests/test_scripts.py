@@ -406,7 +406,7 @@ def test_act_and_value_read_parameters_and_statistics_alone(script, env):
     """Everything else in the State may be gone, as in a policy that has been restored."""
     state, obs, answers = policy_of(script, env)
     needed = {"params", "obs_statistics"}
-    zeros = lambda x: jax.random.key(0) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.zeros_like(x)  # noqa: E731
+    zeros = lambda x: jax.random.key(0) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.zeros_like(x)
     rest = {field.name: getattr(state, field.name) for field in dataclasses.fields(state) if field.name not in needed}
     bare = state.replace(**jax.tree.map(zeros, rest))
     jax.tree.map(np.testing.assert_array_equal, answers(state, obs, SEEDS), answers(bare, obs, SEEDS))

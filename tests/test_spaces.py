@@ -34,7 +34,7 @@ class Seen(Suite):
     max_episode_steps, reset_period = 9, 0
 
     def __init__(self, action_space, obs_shape, dtype=jnp.float32):
-        is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
+        is_shape = lambda x: isinstance(x, tuple)
         self.action_space = action_space
         self.obs = jax.tree.map(lambda shape: jnp.full(shape, 200, dtype), obs_shape, is_leaf=is_shape)
 

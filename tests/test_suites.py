@@ -53,7 +53,7 @@ def native(suite):
         from brax import envs
 
         env = envs.get_environment(name, backend="spring")
-        read = lambda state: (state.obs, state, state.reward, state.done)  # noqa: E731
+        read = lambda state: (state.obs, state, state.reward, state.done)
         return lambda key: read(env.reset(key))[:2], lambda key, state, action: read(env.step(state, action))
     if suite == "craftax":
         from craftax.craftax_env import make_craftax_env_from_name
@@ -64,31 +64,31 @@ def native(suite):
         import gymnax
 
         env, params = gymnax.make(name)
-        step = lambda *args: [env.step_env(*args, params)[i] for i in range(4)]  # noqa: E731
+        step = lambda *args: [env.step_env(*args, params)[i] for i in range(4)]
         return lambda key: env.reset_env(key, params), step
     if suite == "navix":
         import navix
 
         env = navix.make(name)
-        read = lambda timestep: (timestep.observation, timestep, timestep.reward, timestep.is_done())  # noqa: E731
+        read = lambda timestep: (timestep.observation, timestep, timestep.reward, timestep.is_done())
         return lambda key: read(env.reset(key))[:2], lambda key, state, action: read(env.step(state, action))
     if suite == "pgx":
         import pgx
 
         env = pgx.make(name)
-        read = lambda state: (state.observation, state, state.rewards[0], state.terminated)  # noqa: E731
+        read = lambda state: (state.observation, state, state.rewards[0], state.terminated)
         return lambda key: read(env.init(key))[:2], lambda key, state, action: read(env.step(state, action, key))
     if suite == "playground":
         from mujoco_playground import registry
 
         env = registry.load(name, config_overrides={"impl": "jax"})
-        read = lambda state: (state.obs, state, state.reward, state.done)  # noqa: E731
+        read = lambda state: (state.obs, state, state.reward, state.done)
         return lambda key: read(env.reset(key))[:2], lambda key, state, action: read(env.step(state, action))
     import xminigrid
 
     env, params = xminigrid.make(name)
     params = params.replace(max_steps=40)  # on which rewards depend; only success is rewarded
-    read = lambda timestep: (timestep.observation, timestep, timestep.reward, timestep.reward > 0)  # noqa: E731
+    read = lambda timestep: (timestep.observation, timestep, timestep.reward, timestep.reward > 0)
     return (
         lambda key: read(env.reset(params, key))[:2],
         lambda key, state, action: read(env.step(params, state, action)),
@@ -263,7 +263,7 @@ def test_a_start_is_repeated_until_it_is_renewed_at_most():
 
 
 def test_starts_of_a_lane_do_not_depend_on_others():
-    run = lambda seed: numbers_of(period=6, length=5, num_envs=3, num_steps=100, seed=seed)  # noqa: E731
+    run = lambda seed: numbers_of(period=6, length=5, num_envs=3, num_steps=100, seed=seed)
     together = jax.jit(jax.vmap(run))(jnp.arange(3))
     np.testing.assert_array_equal(together[2], run(2))
 

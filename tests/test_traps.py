@@ -118,8 +118,8 @@ def test_no_update_stands_in_a_branch(script):
 
 
 def test_a_branch_is_seen_and_under_vmap_it_is_a_select():
-    branch = lambda count, x: jax.lax.cond(count % 4 == 0, jnp.sin, jnp.cos, x)  # noqa: E731
-    loop = lambda count, x: jax.lax.scan(lambda x, _: (branch(count, x), None), x, length=3)  # noqa: E731
+    branch = lambda count, x: jax.lax.cond(count % 4 == 0, jnp.sin, jnp.cos, x)
+    loop = lambda count, x: jax.lax.scan(lambda x, _: (branch(count, x), None), x, length=3)
     counts, x = jnp.arange(2), jnp.ones(2)
     assert len(operands("cond", loop, 0, 1.0)) == 1
     assert operands("cond", jax.vmap(loop), counts, x) == []
@@ -152,7 +152,7 @@ def test_a_shuffle_is_one_sort_of_one_array():
 @pytest.mark.parametrize("script", ["dqn", "categorical_dqn", "pqn"])
 def test_the_gradient_of_a_chosen_q_value_is_no_scatter(script):
     assert operands("scatter-add", *step_of(script)) == []
-    chosen = lambda q: jnp.take_along_axis(q, jnp.zeros((4, 1), int), axis=-1).sum()  # noqa: E731
+    chosen = lambda q: jnp.take_along_axis(q, jnp.zeros((4, 1), int), axis=-1).sum()
     assert len(operands("scatter-add", jax.grad(chosen), jnp.ones((4, 2)))) == 1  # the negative control
 
 

@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.usefixtures("rank_promotion"), pytest.mark.slow]
 @cache
 def trained(module, config, settings=((),)):
     """Algorithm, and final State and last metrics [num_settings, num_seeds, ...] of runs with swept float fields."""
-    train = lambda swept, key: module.make_train(replace(config, **swept))(key)  # noqa: E731
+    train = lambda swept, key: module.make_train(replace(config, **swept))(key)
     train = jax.vmap(jax.vmap(train, in_axes=(None, 0)), in_axes=(0, None), axis_size=len(settings))
     swept = {name: jnp.float32([dict(setting)[name] for setting in settings]) for name in dict(settings[0])}
     keys = jax.random.split(jax.random.key(0), NUM_SEEDS)

@@ -153,7 +153,7 @@ def test_a_resumed_run_continues_its_wandb_runs(monkeypatch):
     import wandb
 
     inits, logged = [], {}
-    begin = lambda **kwargs: inits.append(kwargs) or FakeRun(logged.setdefault(kwargs["name"], []))  # noqa: E731
+    begin = lambda **kwargs: inits.append(kwargs) or FakeRun(logged.setdefault(kwargs["name"], []))
     monkeypatch.setattr(wandb, "init", begin)
     arguments = small_run("ppo", name="tracked", wandb="offline", wandb_per_seed=True, eval_episodes=0)
     assert_finished(call("ppo", *arguments))

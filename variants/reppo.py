@@ -242,12 +242,12 @@ def make(config: Config) -> Algorithm:
     torso = partial(Torso, activation=config.activation, layer_norm=config.layer_norm)
     value_sizes = config.value_hidden_sizes or config.hidden_sizes
     actor = Actor(action_dim, partial(torso, config.hidden_sizes))
-    start = lambda *_: 40.0 * to_histogram(jnp.float32(0))  # noqa: E731  # 40: nearly all at 0
+    start = lambda *_: 40.0 * to_histogram(jnp.float32(0))  # 40: nearly all at 0
     critic = Critic(config.num_bins, start, partial(torso, value_sizes))
 
     num_updates = config.num_epochs * config.num_minibatches  # per iteration, all at one rate
     schedule = optax.linear_schedule(config.learning_rate, 0.0, config.num_iterations)
-    annealed = lambda count: schedule(count // num_updates)  # noqa: E731
+    annealed = lambda count: schedule(count // num_updates)
     learning_rate = annealed if config.anneal_learning_rate else config.learning_rate
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     optimizer = optax.chain(clip, optax.adam(learning_rate))

@@ -190,7 +190,7 @@ def make_segment(make: Callable, placement: Placement, state: Any, capacity: int
         def train(state, first):  # the states of the other groups stay where they are
             inputs = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, size), (settings, state))
             trained, records = map_lanes(lambda lane: segment(*lane, start, stop), inputs)
-            put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, first, axis=0)  # noqa: E731
+            put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, first, axis=0)
             return jax.tree.map(put, state, trained), records
 
         state, records = jax.lax.scan(train, state, jnp.arange(num_groups, dtype=jnp.int32) * size)

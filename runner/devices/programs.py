@@ -82,8 +82,8 @@ class Programs:
     def refill(self, part: Part) -> Any:
         """`state.buffer` of random transitions, from which no n-step window leads to later ones."""
         buffer, num_envs = self.init.result()(*self.inputs(part)).buffer, self.experiment.config.num_envs
-        is_buffer = lambda x: isinstance(x, Buffer)  # noqa: E731
-        cut_one = lambda x: cut_newest(x, num_envs) if is_buffer(x) else x  # noqa: E731
+        is_buffer = lambda x: isinstance(x, Buffer)
+        cut_one = lambda x: cut_newest(x, num_envs) if is_buffer(x) else x
         cut = self.placement.each(lambda tree: jax.tree.map(cut_one, tree, is_leaf=is_buffer))
         shardings = jax.tree.map(lambda x: x.sharding, self.state.buffer)
         return jax.jit(cut, donate_argnums=0, out_shardings=shardings)(buffer)

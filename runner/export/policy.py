@@ -56,7 +56,7 @@ def make_policy(algorithm: Any, state: Any, env: Environment) -> Policy:
         filled = [inputs.get(name, jnp.zeros((num, *x.shape), x.dtype)) for name, x in specs.items()]
         return jax.tree.leaves(algorithm.act(state, *jax.tree.unflatten(structure, filled)))
 
-    everything = lambda *arrays: act(dict(zip(specs, arrays, strict=True)))  # noqa: E731
+    everything = lambda *arrays: act(dict(zip(specs, arrays, strict=True)))
     _, is_used = _trace(everything, [jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for x in specs.values()])
     inputs = {name: x for (name, x), used in zip(specs.items(), is_used, strict=True) if used}
     if not inputs:
@@ -157,7 +157,7 @@ def _convert(program: ClosedJaxpr, inputs: list[str], outputs: list[str]) -> tup
     from jax2onnx import to_onnx
 
     specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in program.in_avals]
-    function = lambda *arrays: tuple(jaxpr_as_fun(program)(*arrays))  # noqa: E731
+    function = lambda *arrays: tuple(jaxpr_as_fun(program)(*arrays))
     with _silent():
         model = to_onnx(function, specs, opset=OPSET, input_names=inputs, output_names=outputs)
     del model.graph.value_info[:]  # not needed, and sometimes wrong: onnxruntime would print a warning
