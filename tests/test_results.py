@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from helpers import ROOT, capture
 
-from runner.files.record import RECIPES
 from runner.report.statistics import iqm
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -25,6 +24,8 @@ import tables
 import training
 
 RAWS = rows.read_raws()
+# Settings that are recipes now, with the value that switched them off.
+RECIPES = {"torso": "mlp", "target_kl": 0.0, "dueling": False, "loss": "mse"}
 
 # -- Pages and rows ----------------------------------------------------------------------------------------------------
 

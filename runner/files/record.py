@@ -24,13 +24,11 @@ MAX_LANES = 2**22  # of a record, so that a sweep in it does not fill the memory
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "safetensors", "numpy")
 # The fields that are read again, with their types.
 FIELDS = {"script": str, "config": dict, "options": dict, "parts": list, "wandb_id": str}
-# Settings of earlier versions that are recipes now, with the value that switched them off.
-RECIPES = {"torso": "mlp", "target_kl": 0.0, "dueling": False, "loss": "mse"}
 
 
 @dataclass(frozen=True)
 class Record:
-    """The fields of config.json that are read again; settings that are recipes now only where they were on."""
+    """The fields of config.json that are read again."""
 
     path: Path  # of config.json
     script: str  # path
@@ -112,8 +110,7 @@ def read_record(directory: Path) -> Record:
         raise ValueError(f"no run in {directory}: it has no {RECORD}") from None
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    config = {name: x for name, x in content["config"].items() if name not in RECIPES or x != RECIPES[name]}
-    return Record(path, content["script"], config, content["options"], parts, rungs, content["wandb_id"])
+    return Record(path, content["script"], content["config"], content["options"], parts, rungs, content["wandb_id"])
 
 
 def _check_options(options: dict[str, Any]) -> None:
