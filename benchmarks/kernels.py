@@ -38,7 +38,7 @@ from tables import markdown  # with the folders of the scripts in the path
 
 import common  # noqa: F401  # before gymnax starts JAX
 from common.presets import find_preset
-from runner.devices.lanes import map_lanes
+from runner.devices.placement import map_trials
 from runner.files.store import write_table
 
 jax.default_backend = lambda: "gpu"  # the scripts ask, to unroll their loops
@@ -137,7 +137,7 @@ def compile_iteration(script: str, lanes: int, config: Any) -> jax.stages.Compil
     state = jax.tree.map(place, jax.eval_shape(jax.vmap(algorithm.init), keys))
 
     def step(state, iteration):
-        return map_lanes(lambda lane: algorithm.step(lane, iteration), state)
+        return map_trials(lambda lane: algorithm.step(lane, iteration), state)
 
     return jax.jit(step, donate_argnums=0).lower(state, place(jax.ShapeDtypeStruct((), jnp.int32))).compile()
 

@@ -44,7 +44,7 @@ def ours(script: str, lanes: int, settings: dict):
     import jax
     import numpy as np
 
-    from runner.devices.lanes import compile_init, compile_segment, make_placement
+    from runner.devices.placement import compile_init, compile_segment, make_placement
 
     module = importlib.import_module(script)
     settings = {name: tuple(x) if isinstance(x, list) else x for name, x in settings.items()}

@@ -36,7 +36,7 @@ NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") els
 NUM_CORES = math.ceil(min(NUM_CORES, cpu_quota()))
 IS_CHOSEN = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
 
-# One JAX device per CPU core, so that the lanes of a run spread over all cores. GPUs and TPUs are not affected.
+# One JAX device per CPU core, so that the trials of a run spread over all cores. GPUs and TPUs are not affected.
 if jax.config.jax_num_cpu_devices < 0 and not IS_CHOSEN:
     try:
         jax.config.update("jax_num_cpu_devices", NUM_CORES)

@@ -35,9 +35,9 @@ def shuffle_epochs(key: jax.Array, num_epochs: int, num_rows: int, minibatch_siz
 
 
 def shard_rows(rows: jax.Array) -> jax.Array:
-    """The same row numbers [..., minibatch_size], split over the devices of a lane, and with them the gradient.
+    """The same row numbers [..., minibatch_size], split over the devices of a trial, and with them the gradient.
 
-    They stay whole where a lane has one device, that is without a mesh axis "env" in the context, and where
+    They stay whole where a trial has one device, that is without a mesh axis "env" in the context, and where
     minibatch_size does not divide by the number of devices.
     """
     num_devices = jax.sharding.get_abstract_mesh().shape.get("env", 1)

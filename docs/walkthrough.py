@@ -106,8 +106,8 @@ _ = axes.plot(env_steps, metrics["episode_return"])
 # of one key into a function of twenty keys. The result is still one program. Each operation now computes all twenty
 # seeds at once, for example one batched matrix product in place of twenty small ones.
 #
-# One seed of one setting is a *lane*. Lanes share no data: each has its own parameters, environments and random key.
-# A lane computes what it would compute alone, up to floating-point rounding.
+# One seed of one setting is a *trial*. Trials share no data: each has its own parameters, environments and random key.
+# A trial computes what it would compute alone, up to floating-point rounding.
 
 # %%
 keys = jax.vmap(jax.random.key)(jnp.arange(20))
@@ -150,7 +150,7 @@ print({name: round(x, 1) for name, x in summary.items()})
 #
 # A float of `Config` may be a traced array. So a setting can be an argument of the function, and `vmap` can map over it
 # as it maps over keys. The inner `vmap` maps over keys, the outer one over learning rates. Five learning rates times
-# four seeds are 20 lanes of one program, which is compiled once. Integers, booleans and strings of `Config` shape the
+# four seeds are 20 trials of one program, which is compiled once. Integers, booleans and strings of `Config` shape the
 # program (an array size, a branch), so each of their values needs a compilation of its own.
 
 
@@ -254,7 +254,7 @@ print(f"P(penalty > clip) = {probability:.2f}, 95 % interval {low:.2f} to {high:
 #
 # ## A trained policy
 #
-# The twenty final states have a leading axis of lanes. One index takes one lane out. `make(config)` has the functions
+# The twenty final states have a leading axis of trials. One index takes one trial out. `make(config)` has the functions
 # that use its state: `act` chooses actions, `value` estimates the return from an observation.
 
 # %%

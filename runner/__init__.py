@@ -2,8 +2,8 @@
 
 Layers, from the lowest up; a module imports from its own layer and from those before it:
     cli/         the options of a run, their command line, sweeps
-    experiment   the lanes of a run, their parts, progress and results
-    devices/     lanes on devices, compiled programs, memory, hosts, evaluation, signals
+    experiment   the trials of a run, their parts, progress and results
+    devices/     trials on devices, compiled programs, memory, hosts, evaluation, signals
     files/       the files of a run: lock, record, metrics, checkpoint, and `load`
     report/      progress, statistics, tables and plots of results, wandb
     training     a part: segments of training, with evaluation and saving between them

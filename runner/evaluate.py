@@ -15,7 +15,7 @@ from common.environment import Environment, make_env
 from common.suites import canonical_name
 from runner.cli.parse import fail, registry
 from runner.devices.evaluation import episode_limit, evaluate, greedy_policy, sampled_policy
-from runner.devices.lanes import is_finite
+from runner.devices.placement import is_finite
 from runner.files.load import load
 from runner.files.store import write_json
 from runner.report.results import COLUMNS, INTERVAL, count, numbers, row

@@ -1,4 +1,4 @@
-"""The lanes and parts of a run and its progress: the data types that the other modules share."""
+"""The trials and parts of a run and its progress: the data types that the other modules share."""
 
 import dataclasses
 import itertools
@@ -16,14 +16,14 @@ from runner.cli.options import Options
 from runner.cli.sweep import short_texts
 
 EVAL_STEPS, EVAL_METRICS = "eval_env_steps", ("eval_episode_return", "eval_episode_length")
-MAX_NAMES = 20  # lanes in a list
+MAX_NAMES = 20  # trials in a list
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Every seed of every setting, each of which is a lane.
+    """Every seed of every setting, each of which is a trial.
 
-    Lane i is seed i % num_seeds of setting i // num_seeds; only this class knows this order.
+    Trial i is seed i % num_seeds of setting i // num_seeds; only this class knows this order.
     """
 
     script: str  # path of the script
@@ -53,24 +53,24 @@ class Experiment:
         return len(next(iter(self.settings.values()), [None]))
 
     @property
-    def num_lanes(self) -> int:
-        """Number of lanes in the whole run."""
+    def num_trials(self) -> int:
+        """Number of trials in the whole run."""
         return self.num_settings * self.options.num_seeds
 
     @property
     def noun(self) -> str:
-        """What lanes are called where a user reads it."""
-        return "lanes" if self.settings else "seeds"
+        """What trials are called where a user reads it."""
+        return "trials" if self.settings else "seeds"
 
     @property
-    def lane_seeds(self) -> np.ndarray:
-        """Seed of each lane, uint32 [num_lanes]."""
+    def trial_seeds(self) -> np.ndarray:
+        """Seed of each trial, uint32 [num_trials]."""
         seeds = np.arange(self.options.seed, self.options.seed + self.options.num_seeds)
         return np.tile(seeds, self.num_settings).astype(np.uint32)
 
     @property
-    def lane_settings(self) -> dict[str, np.ndarray]:
-        """Setting of each lane, swept field -> float32 [num_lanes]."""
+    def trial_settings(self) -> dict[str, np.ndarray]:
+        """Setting of each trial, swept field -> float32 [num_trials]."""
         return {name: np.repeat(values, self.options.num_seeds) for name, values in self.settings.items()}
 
     @property
@@ -87,18 +87,18 @@ class Experiment:
         """The experiment of some of the settings, in this order."""
         return dataclasses.replace(self, settings={name: x[list(settings)] for name, x in self.settings.items()})
 
-    def lanes_at(self, settings: Sequence[int]) -> np.ndarray:
-        """The lanes of some settings, in this order."""
-        return self.by_setting(np.arange(self.num_lanes))[list(settings)].ravel()
+    def trials_at(self, settings: Sequence[int]) -> np.ndarray:
+        """The trials of some settings, in this order."""
+        return self.by_setting(np.arange(self.num_trials))[list(settings)].ravel()
 
-    def lanes_of(self, part: "Part") -> dict[str, np.ndarray]:
-        """Seed and swept fields of the lanes of a part, as metrics.npz has them."""
-        settings = {f"sweep_{name}": x for name, x in self.lane_settings.items()}
-        lanes = {"seed": self.lane_seeds} | settings
-        return {name: x[part.start : part.stop] for name, x in lanes.items()}
+    def trials_of(self, part: "Part") -> dict[str, np.ndarray]:
+        """Seed and swept fields of the trials of a part, as metrics.npz has them."""
+        settings = {f"sweep_{name}": x for name, x in self.trial_settings.items()}
+        trials = {"seed": self.trial_seeds} | settings
+        return {name: x[part.start : part.stop] for name, x in trials.items()}
 
-    def lane(self, seed_index: int, setting_index: int) -> int:
-        """The lane of a seed and a setting, both counted from 0. Raises ValueError if there is none."""
+    def trial(self, seed_index: int, setting_index: int) -> int:
+        """The trial of a seed and a setting, both counted from 0. Raises ValueError if there is none."""
         counts = {"seeds": (seed_index, self.options.num_seeds), "settings": (setting_index, self.num_settings)}
         for what, (index, count) in counts.items():
             if not 0 <= index < count:
@@ -106,7 +106,7 @@ class Experiment:
         return setting_index * self.options.num_seeds + seed_index
 
     def by_setting(self, x: np.ndarray) -> np.ndarray:
-        """Values of the lanes, [num_lanes, ...] -> [num_settings, num_seeds, ...]."""
+        """Values of the trials, [num_trials, ...] -> [num_settings, num_seeds, ...]."""
         return x.reshape(self.num_settings, self.options.num_seeds, *x.shape[1:])
 
     def setting(self, index: int) -> dict[str, float]:
@@ -122,41 +122,41 @@ class Experiment:
         """Swept field -> value -> its text."""
         return {name: short_texts(float(str(value)) for value in values) for name, values in self.settings.items()}
 
-    def name_lane(self, lane: int) -> str:
+    def name_trial(self, trial: int) -> str:
         """`seed 3`, in a sweep with its setting."""
-        setting = self.name_setting(lane // self.options.num_seeds)
-        return f"seed {self.lane_seeds[lane]}" + (f" at {setting}" if setting else "")
+        setting = self.name_setting(trial // self.options.num_seeds)
+        return f"seed {self.trial_seeds[trial]}" + (f" at {setting}" if setting else "")
 
-    def name_lanes(self, lanes: np.ndarray) -> str:
-        """`seed 3, seed 5`; after MAX_NAMES lanes only how many more."""
-        names = [self.name_lane(lane) for lane in lanes[:MAX_NAMES]]
-        return ", ".join(names) + (f" and {len(lanes) - MAX_NAMES} more" if len(lanes) > MAX_NAMES else "")
+    def name_trials(self, trials: np.ndarray) -> str:
+        """`seed 3, seed 5`; after MAX_NAMES trials only how many more."""
+        names = [self.name_trial(trial) for trial in trials[:MAX_NAMES]]
+        return ", ".join(names) + (f" and {len(trials) - MAX_NAMES} more" if len(trials) > MAX_NAMES else "")
 
-    def make_lane(self, settings: dict[str, jax.Array]) -> Any:
-        """The Algorithm of one lane; settings: swept field -> []."""
+    def make_trial(self, settings: dict[str, jax.Array]) -> Any:
+        """The Algorithm of one trial; settings: swept field -> []."""
         return self.make(dataclasses.replace(self.config, **settings))
 
     def env_steps(self, num_iterations: int) -> np.ndarray:
-        """Env steps of one lane at the end of each of the first iterations, int64 [num_iterations]."""
+        """Env steps of one trial at the end of each of the first iterations, int64 [num_iterations]."""
         return self.config.env_steps(np.arange(1, num_iterations + 1))
 
 
 class Part(NamedTuple):
-    """Lanes start to stop - 1, which one process trains at once."""
+    """Trials start to stop - 1, which one process trains at once."""
 
     start: int
     stop: int
 
     @property
-    def num_lanes(self) -> int:
-        """Number of lanes."""
+    def num_trials(self) -> int:
+        """Number of trials."""
         return self.stop - self.start
 
 
-def split_lanes(num_lanes: int, num_processes: int, lanes_per_batch: int) -> list[Part]:
-    """Parts of at most `lanes_per_batch` lanes in order, the same number for each process."""
-    num_parts = num_processes * -(-num_lanes // (num_processes * lanes_per_batch))
-    bounds = [-(-num_lanes * i // num_parts) for i in range(num_parts + 1)]
+def split_trials(num_trials: int, num_processes: int, trials_per_batch: int) -> list[Part]:
+    """Parts of at most `trials_per_batch` trials in order, the same number for each process."""
+    num_parts = num_processes * -(-num_trials // (num_processes * trials_per_batch))
+    bounds = [-(-num_trials * i // num_parts) for i in range(num_parts + 1)]
     return [Part(start, stop) for start, stop in itertools.pairwise(bounds) if start < stop]
 
 
@@ -165,29 +165,29 @@ class Rung(NamedTuple):
 
     settings: tuple[int, ...]
     stop: int
-    parts: list[Part]  # of the lanes, counted within the rung; empty: not known yet
+    parts: list[Part]  # of the trials, counted within the rung; empty: not known yet
 
 
 class Progress(NamedTuple):
     """Progress of a part."""
 
     iteration: int
-    state: Any  # of its lanes, with padding
-    metrics: dict[str, np.ndarray]  # [num_lanes, iteration]; empty at the start
-    evaluations: dict[str, np.ndarray]  # eval_env_steps [n], the others [num_lanes, n]; empty before the first one
+    state: Any  # of its trials, with padding
+    metrics: dict[str, np.ndarray]  # [num_trials, iteration]; empty at the start
+    evaluations: dict[str, np.ndarray]  # eval_env_steps [n], the others [num_trials, n]; empty before the first one
 
 
 class Result(NamedTuple):
-    """The results of a part, or of all lanes, for the report."""
+    """The results of a part, or of all trials, for the report."""
 
-    metrics: dict[str, np.ndarray]  # [num_lanes, num_iterations]
+    metrics: dict[str, np.ndarray]  # [num_trials, num_iterations]
     evaluations: dict[str, np.ndarray]  # while training and at the end, as in Progress
-    scores: dict[str, np.ndarray]  # [num_lanes]: is_healthy (parameters are finite), and those of the evaluation
-    num_iterations: np.ndarray  # [num_lanes], that a lane was trained; behind them metrics are NaN, or 0 if integers
+    scores: dict[str, np.ndarray]  # [num_trials]: is_healthy (parameters are finite), and those of the evaluation
+    num_iterations: np.ndarray  # [num_trials], that a trial was trained; behind them metrics are NaN, or 0 if integers
 
 
 def join_results(results: list[Result]) -> Result:
-    """Concatenate the lanes of all parts. A score or an evaluation that a part lacks is left out."""
+    """Concatenate the trials of all parts. A score or an evaluation that a part lacks is left out."""
 
     def join(trees: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         names = [key for key in trees[0] if all(key in tree for tree in trees)]
@@ -206,21 +206,21 @@ def join_results(results: list[Result]) -> Result:
 
 
 def join_rungs(experiment: Experiment, rungs: list[Rung], results: list[Result]) -> Result:
-    """The results of all lanes of a sweep that was halved, each from the last rung in which it was trained."""
+    """The results of all trials of a sweep that was halved, each from the last rung in which it was trained."""
     left = [rung.settings != following.settings for rung, following in itertools.pairwise(rungs)]  # by some setting
     rungs, results = ([x for x, is_left in zip(y, [*left, True], strict=True) if is_left] for y in (rungs, results))
-    rows = [experiment.lanes_at(rung.settings) for rung in rungs]
+    rows = [experiment.trials_at(rung.settings) for rung in rungs]
 
     def join(trees: list[dict[str, np.ndarray]], columns: list[np.ndarray]) -> dict[str, np.ndarray]:
-        """Arrays [lanes of the rung, n] -> [num_lanes, columns of the last rung]; `columns`: those of each tree."""
+        """Arrays [trials of the rung, n] -> [num_trials, columns of the last rung]; `columns`: those of each tree."""
         joined = {}
         for name, last in trees[-1].items():
             if all(name in tree for tree in trees):
                 empty = np.nan if np.issubdtype(last.dtype, np.floating) else 0
-                joined[name] = np.full((experiment.num_lanes, last.shape[1]), empty, last.dtype)
-                for lanes, tree, places in zip(rows, trees, columns, strict=True):
+                joined[name] = np.full((experiment.num_trials, last.shape[1]), empty, last.dtype)
+                for trials, tree, places in zip(rows, trees, columns, strict=True):
                     shown = np.isin(places, columns[-1])
-                    joined[name][np.ix_(lanes, np.searchsorted(columns[-1], places[shown]))] = tree[name][:, shown]
+                    joined[name][np.ix_(trials, np.searchsorted(columns[-1], places[shown]))] = tree[name][:, shown]
         return joined
 
     metrics = join([x.metrics for x in results], [np.arange(rung.stop) for rung in rungs])
@@ -237,7 +237,7 @@ def join_rungs(experiment: Experiment, rungs: list[Rung], results: list[Result])
 def append_evaluation(
     evaluations: dict[str, np.ndarray], env_steps: int, scores: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Add the scores [num_lanes] of an evaluation after so many env steps; it replaces one made there before."""
+    """Add the scores [num_trials] of an evaluation after so many env steps; it replaces one made there before."""
     before = until(evaluations, env_steps - 1)
     new = {EVAL_STEPS: np.array([env_steps])} | {name: scores[name][:, None] for name in EVAL_METRICS}
     return {name: np.concatenate([before[name], x], axis=-1) if before else x for name, x in new.items()}
@@ -249,5 +249,5 @@ def until(evaluations: dict[str, np.ndarray], env_steps: int) -> dict[str, np.nd
 
 
 def append_metrics(metrics: dict[str, np.ndarray], records: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Join [num_lanes, n] and [num_lanes, m] of each metric; `metrics` may be empty."""
+    """Join [num_trials, n] and [num_trials, m] of each metric; `metrics` may be empty."""
     return {name: np.concatenate([metrics[name], x], axis=1) if metrics else x for name, x in records.items()}

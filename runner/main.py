@@ -26,8 +26,8 @@ from runner.cli.sweep import check_distinct, count_settings, make_settings, read
 from runner.devices import hosts
 from runner.devices.evaluation import MAX_FRAMES, episode_limit, greedy_policy, play_episode
 from runner.devices.imports import import_ahead, import_gymnax, keep_programs
-from runner.devices.lanes import strong
 from runner.devices.memory import check_memory
+from runner.devices.placement import strip_weak_types
 from runner.devices.programs import check_scalars
 from runner.devices.stop import StopSignal
 from runner.experiment import Experiment, Part, Result, Rung
@@ -73,7 +73,7 @@ def run(script: str, config_class: type, make: Callable) -> None:
                 raise
             fail(f"out of memory; {describe_shortage(prepared.directory, prepared.experiment.options)}", 1)
         finally:
-            hosts.leave()
+            hosts.shutdown()
     if prepared.stop.received:
         print(f"stopped; continue with {resume_flag(prepared.directory)}", file=sys.stderr)
         raise SystemExit(128 + prepared.stop.received)
@@ -99,10 +99,10 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     config, options, record = ask(script, config_class)
     check_modes()
     axes = read_axes(options.sweep, options.sweep_samples, config)
-    num_lanes = count_settings(axes, options.sweep_samples) * options.num_seeds
-    connect(script, config, options, num_lanes)
+    num_trials = count_settings(axes, options.sweep_samples) * options.num_seeds
+    connect(script, config, options, num_trials)
     swept = {name: jax.numpy.float32(axis.numbers[0]) for name, axis in axes.items()}  # arrays, as in training
-    abstract_state = check_program(make(dataclasses.replace(config, **swept)), config, options, num_lanes)
+    abstract_state = check_program(make(dataclasses.replace(config, **swept)), config, options, num_trials)
     if not record:
         check_distinct(axes)
     settings = make_settings(axes, options.sweep_samples, options.seed)
@@ -126,7 +126,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
         experiment=experiment,
         preset=preset,
         abstract_state=abstract_state,
-        directory=Path(hosts.agree("directory", choose_folder)),
+        directory=Path(hosts.broadcast("directory", choose_folder)),
         rungs=rungs,
         wandb_id=record.wandb_id if record else secrets.token_hex(4),
         claim=claim,
@@ -135,22 +135,24 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     )
 
 
-def connect(script: str, config: Any, options: Options, num_lanes: int) -> None:
+def connect(script: str, config: Any, options: Options, num_trials: int) -> None:
     """Set up JAX, and connect the processes of a run, which must train the same program."""
     jax.config.update("jax_default_matmul_precision", PRECISIONS[options.matmul_precision])
-    hosts.connect(options)
+    hosts.initialize(options)
     hosts.check_same(describe_program(script, config, options))
-    hosts.check_places(options, num_lanes, config.num_envs)
+    hosts.check_places(options, num_trials, config.num_envs)
     keep_programs()
     import_gymnax()
 
 
-def check_program(algorithm: Any, config: Any, options: Options, num_lanes: int) -> Any:
-    """Check what tracing tells: State, memory, metrics. Returns the shapes and dtypes of the State of one lane."""
-    abstract_state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
+def check_program(algorithm: Any, config: Any, options: Options, num_trials: int) -> Any:
+    """Check what tracing tells: State, memory, metrics. Returns the shapes and dtypes of the State of one trial."""
+    abstract_state = jax.eval_shape(
+        lambda key: strip_weak_types(algorithm.init(key)), jax.eval_shape(jax.random.key, 0)
+    )
     named_leaves(abstract_state)  # refuses a State that a checkpoint cannot hold
     env = make_env(config.env)
-    check_memory(env, config, options, num_lanes, abstract_state)
+    check_memory(env, config, options, num_trials, abstract_state)
     check_scalars(config.env, env, algorithm)
     return abstract_state
 
@@ -222,8 +224,8 @@ def conclude(run: Run, results: dict[Part, Result]) -> None:
     with run.timing.measure("reporting"):
         from runner.report.results import report  # a second of imports, which training does not wait for
 
-    absent = hosts.meet("end")
-    hosts.leave()  # before the report, in which process 0 is alone
+    absent = hosts.barrier("end")
+    hosts.shutdown()  # before the report, in which process 0 is alone
     if absent and not run.stop.received:
         fail(hosts.describe_absent(absent, directory), 1)
     if absent or jax.process_index() > 0:
@@ -231,10 +233,10 @@ def conclude(run: Run, results: dict[Part, Result]) -> None:
     result = run.join(results)
     if not run.is_single:
         env_steps = experiment.env_steps(experiment.config.num_iterations)
-        lanes = experiment.lanes_of(Part(0, experiment.num_lanes)) | {"is_healthy": result.scores["is_healthy"]}
+        trials = experiment.trials_of(Part(0, experiment.num_trials)) | {"is_healthy": result.scores["is_healthy"]}
         if experiment.is_halved:
-            lanes |= {"num_iterations": result.num_iterations}
-        write_metrics(directory, env_steps, lanes, result.metrics, result.evaluations)
+            trials |= {"num_iterations": result.num_iterations}
+        write_metrics(directory, env_steps, trials, result.metrics, result.evaluations)
         run.tracker.log_result(env_steps, result)
     is_stopped = bool(run.stop.received)
     is_written = report(experiment, run.preset, directory, result, run.timing, is_stopped)

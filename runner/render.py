@@ -49,8 +49,8 @@ def main() -> None:
             raise ValueError(f"max_steps must be at least 1, not {arguments.max_steps}")
         if not 0 <= arguments.episode_seed < 2**32:
             raise ValueError(f"episode_seed must be between 0 and 2**32 - 1, not {arguments.episode_seed}")
-        lane = arguments.seed_index, arguments.setting_index
-        config, algorithm, state = load(arguments.run, *lane, arguments.script or None)
+        trial = arguments.seed_index, arguments.setting_index
+        config, algorithm, state = load(arguments.run, *trial, arguments.script or None)
         env = make_env(config.env)
         try:
             ending, render = env.suite.renderer()

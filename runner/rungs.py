@@ -13,7 +13,7 @@ from common.random import is_key
 from runner.cli.halving import choose, describe_cut, plan_sizes, plan_stops
 from runner.cli.parse import fail
 from runner.devices import hosts
-from runner.devices.memory import available_bytes, divide_lanes, num_bytes
+from runner.devices.memory import available_bytes, divide_trials, num_bytes
 from runner.devices.programs import Programs
 from runner.devices.stop import StopSignal
 from runner.experiment import EVAL_STEPS, Experiment, Part, Progress, Result, Rung, join_results, join_rungs
@@ -25,7 +25,7 @@ from runner.report.timing import Timing
 from runner.report.tracking import Tracker
 from runner.training import Trainer
 
-LEAST_LANES = 4  # on a CPU core, in the program of the last rung, if it is to train the rungs before too
+LEAST_TRIALS = 4  # on a CPU core, in the program of the last rung, if it is to train the rungs before too
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Run:
 
     experiment: Experiment
     preset: Any  # Config of the environment, None without one
-    abstract_state: Any  # shapes and dtypes of the State of one lane
+    abstract_state: Any  # shapes and dtypes of the State of one trial
     directory: Path
     rungs: list[Rung]  # up to the one that is being trained; the parts are those of all processes
     wandb_id: str  # from which the ids of the wandb runs are made
@@ -51,7 +51,7 @@ class Run:
 
     @property
     def is_single(self) -> bool:
-        """Whether all lanes are trained together, from the beginning to the end."""
+        """Whether all trials are trained together, from the beginning to the end."""
         return not self.experiment.is_halved and len(self.rungs[-1].parts) == 1
 
     def begin(self) -> None:
@@ -91,28 +91,28 @@ class Run:
             self.compile()
 
     def compile(self) -> None:
-        """Divide the lanes of the last rung into parts, and compile, unless there is a program for as many lanes."""
+        """Divide the trials of the last rung into parts, and compile, unless there is a program for as many trials."""
         experiment, rung, before = self.experiment, self.rungs[-1], self.trainer
-        lanes = experiment.select(rung.settings)
+        trials = experiment.select(rung.settings)
         most = available_bytes(self.num_devices) // num_bytes(self.abstract_state)
         if experiment.is_halved and jax.default_backend() == "cpu":  # compiling costs more than it gains there
             last = plan_sizes(experiment.num_settings, experiment.halving_factor)[-1] * experiment.options.num_seeds
-            most = min(most, max(last, LEAST_LANES * self.num_devices))
+            most = min(most, max(last, LEAST_TRIALS * self.num_devices))
 
-        def make_programs(num_lanes: int) -> Programs:
-            if before and before.programs.num_lanes == num_lanes:
-                return before.programs.serve(lanes)
-            return Programs(lanes, self.abstract_state, num_lanes, self.num_devices)
+        def make_programs(num_trials: int) -> Programs:
+            if before and before.programs.num_trials == num_trials:
+                return before.programs.serve(trials)
+            return Programs(trials, self.abstract_state, num_trials, self.num_devices)
 
-        name = f"lanes_per_batch of rung {len(self.rungs)}"
-        programs, parts = divide_lanes(make_programs, lanes, rung.parts, most, name)
+        name = f"trials_per_batch of rung {len(self.rungs)}"
+        programs, parts = divide_trials(make_programs, trials, rung.parts, most, name)
         self.rungs[-1] = rung._replace(parts=parts)
         self.timing.compiling += programs.compile_seconds
         inputs = programs, self.log, self.stop, self.timing
-        self.trainer = Trainer(lanes, self.rungs[-1], self.rung_folder(-1), *inputs)
+        self.trainer = Trainer(trials, self.rungs[-1], self.rung_folder(-1), *inputs)
 
     def log(self, env_steps: np.ndarray, metrics: dict[str, np.ndarray]) -> None:
-        """Log metrics [num_lanes, n] to wandb; with several parts that is done at the end, when all are there."""
+        """Log metrics [num_trials, n] to wandb; with several parts that is done at the end, when all are there."""
         if self.is_single:
             self.tracker.log(env_steps, metrics)
 
@@ -121,7 +121,7 @@ class Run:
         trainer, parts, results = self.trainer, self.rungs[-1].parts, {}
         for part in parts[jax.process_index() :: jax.process_count()]:
             if len(parts) > 1:
-                first, last = (trainer.experiment.name_lane(lane) for lane in (part.start, part.stop - 1))
+                first, last = (trainer.experiment.name_trial(trial) for trial in (part.start, part.stop - 1))
                 print(f"part {parts.index(part) + 1} of {len(parts)}: {first} to {last}", flush=True)
             progress = trainer.train(part, self.start(part))
             if self.stop.received and not self.is_single:  # its results would be of no use yet
@@ -152,30 +152,30 @@ class Run:
         return self.promote(part) if len(self.rungs) > 1 else self.trainer.begin(part)
 
     def promote(self, part: Part) -> Progress:
-        """A part of a rung starts from where its lanes were at the end of the rung before."""
+        """A part of a rung starts from where its trials were at the end of the rung before."""
         before, rung = self.rungs[-2:]
         settings = [before.settings.index(setting) for setting in rung.settings]
-        lanes = self.experiment.select(before.settings).lanes_at(settings)[part.start : part.stop]
+        trials = self.experiment.select(before.settings).trials_at(settings)[part.start : part.stop]
         states = []
         for source in before.parts:
-            rows = lanes[(source.start <= lanes) & (lanes < source.stop)] - source.start
+            rows = trials[(source.start <= trials) & (trials < source.stop)] - source.start
             if len(rows):
                 path = store.part_folder(self.rung_folder(-2), before.parts, source) / store.CHECKPOINT
-                states.append(checkpoint.restore_lanes(path, self.abstract_state, rows))
+                states.append(checkpoint.restore_trials(path, self.abstract_state, rows))
 
         def join(*x):  # on the host, but for keys
             return (jnp if is_key(x[0]) else np).concatenate(x)
 
         state = self.trainer.programs.placement.place(jax.tree.map(join, *states))
         result = self.read_rung(-2)
-        evaluations = {name: x if name == EVAL_STEPS else x[lanes] for name, x in result.evaluations.items()}
-        return Progress(before.stop, state, {name: x[lanes] for name, x in result.metrics.items()}, evaluations)
+        evaluations = {name: x if name == EVAL_STEPS else x[trials] for name, x in result.evaluations.items()}
+        return Progress(before.stop, state, {name: x[trials] for name, x in result.metrics.items()}, evaluations)
 
     def meet(self) -> bool:
         """Wait for the other processes at the end of a rung. Returns whether this one goes on."""
         name = f"rung {len(self.rungs)}"
-        if not (absent := hosts.meet(name)):  # a signal may come while process 0 waits, or just after
-            is_stopped = hosts.agree(f"stop after {name}", lambda: "yes" if self.stop.received else "") == "yes"
+        if not (absent := hosts.barrier(name)):  # a signal may come while process 0 waits, or just after
+            is_stopped = hosts.broadcast(f"stop after {name}", lambda: "yes" if self.stop.received else "") == "yes"
             absent = [0] if is_stopped else []
         if absent and not self.stop.received:
             fail(hosts.describe_absent(absent, self.directory), 1)
@@ -186,9 +186,9 @@ class Run:
         experiment, rung, result = self.experiment, self.rungs[-1], self.read_rung(-1)
         factor, score, settings = experiment.halving_factor, "eval_episode_return", rung.settings
         if score in result.scores and result.evaluations[EVAL_STEPS][0] == 0:
-            lanes, untrained = experiment.select(settings), result.evaluations[score][:, 0]
+            trials, untrained = experiment.select(settings), result.evaluations[score][:, 0]
             final = np.where(result.scores["is_healthy"], result.scores[score], np.nan)
-            scores = lanes.by_setting(final), lanes.by_setting(untrained), factor
+            scores = trials.by_setting(final), trials.by_setting(untrained), factor
             settings, what = tuple(settings[i] for i in choose(*scores)), describe_cut(*scores)
         else:
             what = f"an evaluation has failed, all {len(settings)} go on"
@@ -206,7 +206,7 @@ class Run:
         return store.rung_folder(self.directory, range(len(self.rungs))[index])
 
     def join(self, results: dict[Part, Result]) -> Result:
-        """The results of all lanes; `results`: of the parts of this process in the last rung."""
+        """The results of all trials; `results`: of the parts of this process in the last rung."""
         last = self.read_rung(-1, results)
         if len(self.rungs) == 1:
             return last
@@ -214,7 +214,7 @@ class Run:
         return join_rungs(self.experiment, self.rungs, [*before, last])
 
     def read_rung(self, index: int, known: dict[Part, Result] | None = None) -> Result:
-        """The results of all lanes of a rung that has been trained; `known` are not read."""
+        """The results of all trials of a rung that has been trained; `known` are not read."""
         known = known or {}
         return join_results([known.get(part) or self.read_result(part, index) for part in self.rungs[index].parts])
 
@@ -222,7 +222,7 @@ class Run:
         """The result of a part that another process has written, or this one in a rung before."""
         rung = self.rungs[index]
         path = store.part_folder(self.rung_folder(index), rung.parts, part)
-        lanes = self.experiment.select(rung.settings).lanes_of(part)
-        metrics, evaluations = store.read_metrics(path, self.experiment.env_steps(rung.stop), lanes)
-        num_iterations = np.full(part.num_lanes, rung.stop)
-        return Result(metrics, evaluations, store.read_scores(path, part.num_lanes), num_iterations)
+        trials = self.experiment.select(rung.settings).trials_of(part)
+        metrics, evaluations = store.read_metrics(path, self.experiment.env_steps(rung.stop), trials)
+        num_iterations = np.full(part.num_trials, rung.stop)
+        return Result(metrics, evaluations, store.read_scores(path, part.num_trials), num_iterations)

@@ -38,7 +38,7 @@ class Trainer:
     rung: Rung
     directory: Path  # of the rung
     programs: Programs
-    log: Callable[[np.ndarray, dict[str, np.ndarray]], None]  # env steps [n], metrics [num_lanes, n]
+    log: Callable[[np.ndarray, dict[str, np.ndarray]], None]  # env steps [n], metrics [num_trials, n]
     stop: StopSignal
     timing: Timing
 
@@ -56,10 +56,10 @@ class Trainer:
         path = folder / store.CHECKPOINT
         if iteration > self.rung.stop:
             raise ValueError(f"{path} is of iteration {iteration:,}, after the end of the run")
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((part.num_lanes, *x.shape), x.dtype), abstract_state)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((part.num_trials, *x.shape), x.dtype), abstract_state)
         state = checkpoint.restore(path, shapes, self.programs.state)
-        steps, lanes = self.experiment.env_steps(iteration), self.experiment.lanes_of(part)
-        metrics, evaluations = store.read_metrics(folder, steps, lanes)
+        steps, trials = self.experiment.env_steps(iteration), self.experiment.trials_of(part)
+        metrics, evaluations = store.read_metrics(folder, steps, trials)
         if getattr(abstract_state, "buffer", None) is not None and state.buffer is None:
             print("the checkpoint has no replay buffer: it is filled again with random transitions", flush=True)
             state = state.replace(buffer=self.programs.refill(part))
@@ -83,9 +83,9 @@ class Trainer:
                 started, start = time.perf_counter(), progress.iteration
                 end = min(start + length, total, *evaluated[evaluated > start][:1].tolist())
                 state, records = self.programs.segment(settings, progress.state, np.int32(start), np.int32(end))
-                records = {name: np.asarray(x)[: part.num_lanes, : end - start] for name, x in records.items()}
+                records = {name: np.asarray(x)[: part.num_trials, : end - start] for name, x in records.items()}
                 elapsed = time.perf_counter() - started
-                self.timing.add_training(elapsed, (config.env_steps(end) - config.env_steps(start)) * part.num_lanes)
+                self.timing.add_training(elapsed, (config.env_steps(end) - config.env_steps(start)) * part.num_trials)
                 length = int(np.clip((end - start) / elapsed * seconds, 1, self.programs.capacity))
                 progress = Progress(end, state, append_metrics(progress.metrics, records), progress.evaluations)
                 is_healthy = self.programs.is_healthy(part, state)
@@ -106,17 +106,17 @@ class Trainer:
         if not self.experiment.options.checkpoint_buffer and hasattr(state, "buffer"):
             state = state.replace(buffer=None)
         with self.timing.measure("saving"):
-            checkpoint.save(path, progress.iteration, state, part.num_lanes)
+            checkpoint.save(path, progress.iteration, state, part.num_trials)
 
     def write_metrics(self, part: Part, progress: Progress) -> None:
         """Write metrics.npz of a part."""
         env_steps = self.experiment.env_steps(progress.iteration)
-        lanes = self.experiment.lanes_of(part) | {"is_healthy": self.programs.is_healthy(part, progress.state)}
+        trials = self.experiment.trials_of(part) | {"is_healthy": self.programs.is_healthy(part, progress.state)}
         with self.timing.measure("saving"):
-            store.write_metrics(self.folder_of(part), env_steps, lanes, progress.metrics, progress.evaluations)
+            store.write_metrics(self.folder_of(part), env_steps, trials, progress.metrics, progress.evaluations)
 
     def evaluate(self, part: Part, progress: Progress) -> dict[str, np.ndarray]:
-        """Scores of the lanes, [num_lanes] each; empty, with a warning, if the memory does not suffice."""
+        """Scores of the trials, [num_trials] each; empty, with a warning, if the memory does not suffice."""
         try:
             with self.timing.measure("evaluating"):
                 return self.programs.evaluate(part, progress.state, progress.iteration)
@@ -150,5 +150,5 @@ class Trainer:
             progress = self.record(progress, scores)
             self.write_metrics(part, progress)
         scores |= {"is_healthy": self.programs.is_healthy(part, progress.state)}
-        num_iterations = np.full(part.num_lanes, progress.iteration)
+        num_iterations = np.full(part.num_trials, progress.iteration)
         return Result(progress.metrics, progress.evaluations, scores, num_iterations)

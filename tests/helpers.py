@@ -27,7 +27,7 @@ import pytest
 from common.environment import clear_episodes
 from common.presets import read_presets
 from runner.cli.parse import to_flags
-from runner.devices import lanes, memory, programs
+from runner.devices import memory, placement, programs
 from runner.experiment import Experiment
 from runner.files import checkpoint, store
 from runner.files.record import read_config, read_record
@@ -219,10 +219,10 @@ PROGRAMS = {}
 
 
 def keep_programs(compile: Callable) -> Callable:
-    """`compile(make_lane, ...)` of a run, which many tests ask for the same program; tracing it takes seconds."""
+    """`compile(make_trial, ...)` of a run, which many tests ask for the same program; tracing it takes seconds."""
 
-    def compile_once(make_lane, *rest):
-        return kept(make_lane.__self__, (compile, str(rest)), lambda: compile(make_lane, *rest))
+    def compile_once(make_trial, *rest):
+        return kept(make_trial.__self__, (compile, str(rest)), lambda: compile(make_trial, *rest))
 
     return compile_once
 
@@ -246,7 +246,7 @@ def kept(experiment: Experiment, details: tuple, compile: Callable) -> Any:
     """
     if experiment.config.env not in ("CartPole-v1", "Pendulum-v1"):
         return compile()
-    limits = lanes.CACHED_LANES, lanes.COPIED_BYTES
+    limits = placement.CACHED_TRIALS, placement.COPIED_BYTES
     modes = jax.default_backend(), *sorted((name, str(value)) for name, value in jax.config.values.items())
     key = experiment.make, experiment.config, limits, modes, details
     if key not in PROGRAMS:
@@ -313,7 +313,7 @@ def rank_promotion(mode: str):
 
 
 def saved_state(directory: Path) -> tuple[int, dict[str, np.ndarray]]:
-    """The iteration of a run's checkpoint, and each leaf of the State of all its lanes by its name."""
+    """The iteration of a run's checkpoint, and each leaf of the State of all its trials by its name."""
     record = read_record(directory)
     module = importlib.import_module(record.algorithm)
     state = abstract_state(module.make, read_config(record, module.Config), record.parts[-1].stop)
@@ -322,9 +322,9 @@ def saved_state(directory: Path) -> tuple[int, dict[str, np.ndarray]]:
 
 
 @functools.cache
-def abstract_state(make: Callable, config: Any, num_lanes: int) -> Any:
-    """Shapes and dtypes of the State of all lanes."""
-    keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((num_lanes,), "uint32"))
+def abstract_state(make: Callable, config: Any, num_trials: int) -> Any:
+    """Shapes and dtypes of the State of all trials."""
+    keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((num_trials,), "uint32"))
     return jax.eval_shape(jax.vmap(make(config).init), keys)
 
 

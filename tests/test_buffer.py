@@ -200,7 +200,7 @@ def test_more_than_the_capacity_is_refused():
 
 @pytest.mark.parametrize("n", [1, 4])
 def test_adding_in_a_loop_copies_no_buffer(n):
-    """The compiled loop has no copy as large as the buffer, with one lane and with several."""
+    """The compiled loop has no copy as large as the buffer, with one trial and with several."""
 
     def loop(buffer, keys):
         def body(buffer, key):

@@ -17,12 +17,12 @@ from helpers import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.devices.lanes import make_placement
+from runner.devices.placement import make_placement
 from runner.files import tensors
 from runner.files.checkpoint import read_iteration, restore, restore_policy, save
 from runner.files.load import import_script
 
-NUM_LANES = 3
+NUM_TRIALS = 3
 
 
 @struct.dataclass
@@ -39,8 +39,8 @@ class State:
 
 
 def make_state(seed=0):
-    keys = jax.random.split(jax.random.key(seed), NUM_LANES)
-    buffer = {"obs": jax.random.normal(jax.random.key(seed + 1), (NUM_LANES, 700)), "size": jnp.full(NUM_LANES, 7)}
+    keys = jax.random.split(jax.random.key(seed), NUM_TRIALS)
+    buffer = {"obs": jax.random.normal(jax.random.key(seed + 1), (NUM_TRIALS, 700)), "size": jnp.full(NUM_TRIALS, 7)}
     return State(
         params={"w": jax.vmap(lambda key: jax.random.normal(key, (40, 20)))(keys), "odd": ODD_FLOATS},
         key=keys,
@@ -59,7 +59,7 @@ def abstract(state):
     return jax.eval_shape(lambda: state)
 
 
-def abstract_lane(state):
+def abstract_trial(state):
     return jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], state))
 
 
@@ -106,15 +106,15 @@ def test_what_is_restored_is_what_was_saved(state, saved):
     np.testing.assert_array_equal(draws(restored.key), draws(state.key))
 
 
-def test_one_lane_can_be_restored_alone(state, saved):
-    for lane in range(NUM_LANES):
-        expected = jax.tree.map(lambda x, i=lane: x[i], state.replace(buffer=None))
-        assert is_equal(restore_policy(saved, abstract_lane(state), lane), expected)
+def test_one_trial_can_be_restored_alone(state, saved):
+    for trial in range(NUM_TRIALS):
+        expected = jax.tree.map(lambda x, i=trial: x[i], state.replace(buffer=None))
+        assert is_equal(restore_policy(saved, abstract_trial(state), trial), expected)
 
 
 def test_of_another_version_the_policy_alone_is_restored(state, saved, capsys):
     other = state.replace(count=state.count.astype(jnp.float32), key=jax.random.key_data(state.key))
-    restored = restore_policy(saved, abstract_lane(other), 1)
+    restored = restore_policy(saved, abstract_trial(other), 1)
     assert is_equal(restored.params, jax.tree.map(lambda x: x[1], state.params))
     assert (restored.count, restored.key, restored.buffer) == (None, None, None)
     assert capsys.readouterr().err.endswith("another version of the script; not read: count, key\n")
@@ -123,7 +123,7 @@ def test_of_another_version_the_policy_alone_is_restored(state, saved, capsys):
 @pytest.mark.parametrize("name", ["smaller", "leaf missing", "leaf renamed", "int for float"])
 def test_another_policy_is_an_error_that_names_the_checkpoint(state, saved, name):
     with pytest.raises(ValueError, match=f"{saved} .*its params are not those of this version of the script"):
-        restore_policy(saved, abstract_lane(OTHERS[name](state)), 1)
+        restore_policy(saved, abstract_trial(OTHERS[name](state)), 1)
 
 
 def test_the_checkpoint_can_be_read_by_whom_the_folder_lets(saved, tmp_path):
@@ -180,10 +180,10 @@ from pathlib import Path
 import jax
 import test_checkpoint
 from runner.files.checkpoint import save
-from runner.devices.lanes import make_placement, to_host
-placement = make_placement(test_checkpoint.NUM_LANES, 99)
+from runner.devices.placement import make_placement, to_host
+placement = make_placement(test_checkpoint.NUM_TRIALS, 99)
 state = placement.place(test_checkpoint.make_state())
-save(Path(sys.argv[1]), 7, to_host(state, test_checkpoint.NUM_LANES))
+save(Path(sys.argv[1]), 7, to_host(state, test_checkpoint.NUM_TRIALS))
 print(jax.local_device_count())
 """
 
@@ -192,7 +192,7 @@ print(jax.local_device_count())
 def test_a_checkpoint_made_on_more_devices_is_restored_on_fewer(state, tmp_path):
     """The number of devices is that of the cores: it changes with the machine."""
     repository = Path(__file__).parents[1]
-    num_devices = NUM_LANES * jax.local_device_count()
+    num_devices = NUM_TRIALS * jax.local_device_count()
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(num_devices),
@@ -208,17 +208,17 @@ def test_a_checkpoint_made_on_more_devices_is_restored_on_fewer(state, tmp_path)
 @pytest.mark.parametrize("block", [1, 6400, 2**20])
 @pytest.mark.parametrize("devices", [(1,), (2,), (2, 2, 2)], ids=["one", "padded", "environments divided"])
 def test_a_state_goes_from_its_devices_to_the_file_and_back(state, saved, block, devices, tmp_path, monkeypatch):
-    """In blocks of one lane, of two (of the largest array) and as a whole; as `Placement.place` puts it there."""
+    """In blocks of one trial, of two (of the largest array) and as a whole; as `Placement.place` puts it there."""
     if devices[0] > jax.local_device_count():
         pytest.skip("one device")
     monkeypatch.setattr(tensors, "BLOCK", block)
-    placement, path = make_placement(NUM_LANES, *devices), tmp_path / "checkpoint.safetensors"
-    placed = restore(saved, abstract(state), placement.abstract(abstract_lane(state)))
+    placement, path = make_placement(NUM_TRIALS, *devices), tmp_path / "checkpoint.safetensors"
+    placed = restore(saved, abstract(state), placement.abstract(abstract_trial(state)))
     expected = placement.place(state)
     assert is_equal(placed, expected)
     for x, y in zip(jax.tree.leaves(placed), jax.tree.leaves(expected), strict=True):
         assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
-    save(path, 7, placed, NUM_LANES)
+    save(path, 7, placed, NUM_TRIALS)
     assert path.read_bytes() == saved.read_bytes()
 
 
@@ -227,7 +227,7 @@ import sys, threading, time
 from pathlib import Path
 import jax, jax.numpy as jnp, numpy as np
 from runner.files.checkpoint import restore, save
-from runner.devices.lanes import make_placement
+from runner.devices.placement import make_placement
 
 def anonymous():
     return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))
@@ -273,16 +273,16 @@ def with_params(state, **changes):
 
 
 OTHERS = {
-    "fewer lanes": lambda state: jax.tree.map(lambda x: x[:2], state),
-    "more lanes": lambda state: jax.tree.map(lambda x: jnp.concatenate([x, x[:1]]), state),
+    "fewer trials": lambda state: jax.tree.map(lambda x: x[:2], state),
+    "more trials": lambda state: jax.tree.map(lambda x: jnp.concatenate([x, x[:1]]), state),
     "smaller": lambda state: with_params(state, w=state.params["w"][:, :39]),
-    "larger": lambda state: with_params(state, w=jnp.zeros((NUM_LANES, 41, 20))),
+    "larger": lambda state: with_params(state, w=jnp.zeros((NUM_TRIALS, 41, 20))),
     "transposed": lambda state: with_params(state, w=state.params["w"].swapaxes(1, 2)),
-    "rank": lambda state: with_params(state, w=state.params["w"].reshape(NUM_LANES, -1)),
+    "rank": lambda state: with_params(state, w=state.params["w"].reshape(NUM_TRIALS, -1)),
     "leaf missing": lambda state: with_params(state, odd=None),
-    "leaf too many": lambda state: with_params(state, more=jnp.zeros(NUM_LANES)),
+    "leaf too many": lambda state: with_params(state, more=jnp.zeros(NUM_TRIALS)),
     "leaf renamed": lambda state: with_params(state, odd=None, even=ODD_FLOATS),
-    "larger buffer": lambda state: state.replace(buffer=state.buffer | {"obs": jnp.zeros((NUM_LANES, 701))}),
+    "larger buffer": lambda state: state.replace(buffer=state.buffer | {"obs": jnp.zeros((NUM_TRIALS, 701))}),
     "float for int": lambda state: state.replace(count=state.count.astype(jnp.float32)),
     "int for float": lambda state: with_params(state, w=state.params["w"].astype(jnp.int32)),
     "bool for int": lambda state: state.replace(count=state.count > 0),
@@ -342,12 +342,12 @@ def test_an_iteration_that_was_changed_is_an_error(copied):
 
 def test_a_policy_with_a_flipped_bit_is_an_error(state, copied):
     content, one = bytearray(copied.read_bytes()), jax.tree.leaves(state.params)[0]
-    place = content.index(np.asarray(one[0]).tobytes())  # of lane 0
+    place = content.index(np.asarray(one[0]).tobytes())  # of trial 0
     content[place] ^= 1
     copied.write_bytes(content)
     with pytest.raises(ValueError, match=rf"{copied} is damaged .*checksums do not match"):
-        restore_policy(copied, abstract_lane(state), 0)
-    restore_policy(copied, abstract_lane(state), 1)  # another lane is whole
+        restore_policy(copied, abstract_trial(state), 0)
+    restore_policy(copied, abstract_trial(state), 1)  # another trial is whole
 
 
 # -- The script of a run -----------------------------------------------------------------------------------------------
@@ -389,27 +389,27 @@ def test_a_script_takes_the_name_of_no_module_of_python(tmp_path, name):
 
 @pytest.mark.parametrize("dtype", ["int4", "uint2", "float8_e4m3fn", "float8_e5m2"])
 def test_a_type_that_could_not_be_read_back_is_refused(state, tmp_path, dtype):
-    other = state.replace(pixels=jnp.zeros((NUM_LANES, 2), dtype))
+    other = state.replace(pixels=jnp.zeros((NUM_TRIALS, 2), dtype))
     with pytest.raises(ValueError, match=f"^pixels in the State is {dtype}, which a checkpoint cannot hold"):
         save(tmp_path / "checkpoint.safetensors", 1, other)
 
 
 def test_two_arrays_of_one_name_are_refused(state, tmp_path):
-    other = state.replace(params={"a.b": jnp.zeros(NUM_LANES), "a": {"b": jnp.ones(NUM_LANES)}})
+    other = state.replace(params={"a.b": jnp.zeros(NUM_TRIALS), "a": {"b": jnp.ones(NUM_TRIALS)}})
     with pytest.raises(ValueError, match=r"two arrays of the State have the name params\.a\.b "):
         save(tmp_path / "checkpoint.safetensors", 1, other)
 
 
 OTHER_STATES = {
-    "rbg": lambda state: state.replace(key=jax.vmap(lambda i: jax.random.key(i, impl="rbg"))(jnp.arange(NUM_LANES))),
+    "rbg": lambda state: state.replace(key=jax.vmap(lambda i: jax.random.key(i, impl="rbg"))(jnp.arange(NUM_TRIALS))),
     "unsafe_rbg": lambda state: state.replace(
-        key=jax.vmap(lambda i: jax.random.key(i, impl="unsafe_rbg"))(jnp.arange(NUM_LANES))
+        key=jax.vmap(lambda i: jax.random.key(i, impl="unsafe_rbg"))(jnp.arange(NUM_TRIALS))
     ),
-    "bfloat16": lambda state: state.replace(pixels=jnp.ones((NUM_LANES, 2), jnp.bfloat16)),
-    "float16": lambda state: state.replace(pixels=jnp.ones((NUM_LANES, 2), jnp.float16)),
-    "complex64": lambda state: state.replace(pixels=1j * jnp.ones((NUM_LANES, 2))),
-    "empty": lambda state: state.replace(pixels=jnp.ones((NUM_LANES, 0))),
-    "a buffer of one array": lambda state: state.replace(buffer=jnp.ones((NUM_LANES, 5))),
+    "bfloat16": lambda state: state.replace(pixels=jnp.ones((NUM_TRIALS, 2), jnp.bfloat16)),
+    "float16": lambda state: state.replace(pixels=jnp.ones((NUM_TRIALS, 2), jnp.float16)),
+    "complex64": lambda state: state.replace(pixels=1j * jnp.ones((NUM_TRIALS, 2))),
+    "empty": lambda state: state.replace(pixels=jnp.ones((NUM_TRIALS, 0))),
+    "a buffer of one array": lambda state: state.replace(buffer=jnp.ones((NUM_TRIALS, 5))),
 }
 
 
@@ -419,4 +419,4 @@ def test_other_states_are_read_back_too(state, tmp_path, change):
     save(path, 1, other)
     assert is_equal(restore(path, abstract(other)), other)
     last = jax.tree.map(lambda x: x[-1], other.replace(buffer=None))
-    assert is_equal(restore_policy(path, abstract_lane(other), NUM_LANES - 1), last)
+    assert is_equal(restore_policy(path, abstract_trial(other), NUM_TRIALS - 1), last)

@@ -176,7 +176,7 @@ def write_run(
     env="CartPole-v1",
     is_evaluated=True,
     steps=2000,
-    lanes=None,
+    trials=None,
     parts=None,
     sweep=None,
     num_seeds=None,
@@ -186,8 +186,8 @@ def write_run(
 ):
     """A folder as a run leaves it.
 
-    final: last score of each lane; lanes: those of a part, which goes into its own folder; sweep: values of
-    learning_rate, one for each lane; seed: the first one.
+    final: last score of each trial; trials: those of a part, which goes into its own folder; sweep: values of
+    learning_rate, one for each trial; seed: the first one.
     """
     directory, final = Path(path), np.array(final, np.float32)
     seeds = seed + np.arange(len(final)) % (num_seeds or len(final))
@@ -213,9 +213,9 @@ def write_run(
         arrays["eval_episode_return"] = np.linspace(np.zeros(len(final)), final, NUM_EVALUATIONS).T
         arrays["eval_episode_length"] = arrays["eval_episode_return"]
     part = directory
-    if lanes is not None:
-        part = directory / "parts" / f"lanes-{lanes.start}-to-{lanes.stop - 1}"
-        arrays = {k: x if k.endswith("env_steps") else x[lanes.start : lanes.stop] for k, x in arrays.items()}
+    if trials is not None:
+        part = directory / "parts" / f"trials-{trials.start}-to-{trials.stop - 1}"
+        arrays = {k: x if k.endswith("env_steps") else x[trials.start : trials.stop] for k, x in arrays.items()}
     part.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(record))
     np.savez(part / "metrics.npz", **arrays)
@@ -491,11 +491,11 @@ def test_a_setting_that_a_random_sweep_drew_twice_counts_once(folder):
 
 
 def test_an_interrupted_run_of_several_parts(folder):
-    """The lanes that are there, at the env steps that all of them have."""
+    """The trials that are there, at the env steps that all of them have."""
     parts = [[0, 3], [3, 6], [6, 8]]
-    write_run("a", A, lanes=range(3), parts=parts, num_seeds=8)
-    write_run("a", A, lanes=range(3, 6), parts=parts, num_seeds=8)
-    path = Path("a/parts/lanes-3-to-5/metrics.npz")
+    write_run("a", A, trials=range(3), parts=parts, num_seeds=8)
+    write_run("a", A, trials=range(3, 6), parts=parts, num_seeds=8)
+    path = Path("a/parts/trials-3-to-5/metrics.npz")
     with np.load(path) as file:
         short = {name: x[..., : {NUM_ITERATIONS: 10, NUM_EVALUATIONS: 3}.get(x.shape[-1])] for name, x in file.items()}
     np.savez(path, **short)
@@ -510,8 +510,8 @@ def test_an_extended_run_of_several_parts_that_was_interrupted(folder):
     """Beside what it had saved when it ended before."""
     parts = [[0, 4], [4, 8]]
     write_run("a", np.array(A) / 2, parts=parts, steps=1000)
-    for lanes in (range(4), range(4, 8)):
-        write_run("a", A, lanes=lanes, parts=parts)
+    for trials in (range(4), range(4, 8)):
+        write_run("a", A, trials=trials, parts=parts)
     compared("a")
     row = values()["CartPole-v1", "ppo", "", "mean"]
     assert (row["seeds"], row["env_steps"]) == ("8", "2000")
@@ -756,7 +756,7 @@ def test_other_formats(folder):
 @pytest.mark.slow
 def test_runs_of_the_scripts(folder):
     """What training writes is what a comparison reads, also of a sweep in several parts."""
-    for words in (["ppo", "single"], ["ppo", "sweep", "--sweep", "learning-rate=1e-3,2e-3", "--lanes-per-batch", "2"]):
+    for words in (["ppo", "single"], ["ppo", "sweep", "--sweep", "learning-rate=1e-3,2e-3", "--trials-per-batch", "2"]):
         script, name, *more = words
         result = call(script, *small_run(script, 40, name=name, eval_episodes=0, num_seeds=2), *more)
         assert result.status == 0, result

@@ -35,7 +35,7 @@ def more_seeds(path):
         ("metrics.npz", other_seeds, "metrics.npz belongs to another run"),
         ("checkpoint.safetensors", cut, "checkpoint.safetensors"),
         ("config.json", cut, "config.json"),
-        ("config.json", more_seeds, "the recorded parts are not those of 3 lanes"),
+        ("config.json", more_seeds, "the recorded parts are not those of 3 trials"),
     ],
 )
 @one

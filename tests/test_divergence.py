@@ -35,7 +35,7 @@ def test_seeds_that_diverge_are_named(script, env):
 
 
 @one
-def test_a_lane_that_diverges_leaves_the_others_as_they_were(script, monkeypatch):
+def test_a_trial_that_diverges_leaves_the_others_as_they_were(script, monkeypatch):
     def compile_init(*args):
         def poisoned(settings, keys):
             state = init(settings, keys)
@@ -54,12 +54,12 @@ def test_a_lane_that_diverges_leaves_the_others_as_they_were(script, monkeypatch
     assert json.loads((healthy / "summary.json").read_text())["diverged_seeds"] == []
     assert json.loads((ill / "summary.json").read_text())["diverged_seeds"] == [1]
     (_, state), (_, ill_state) = saved_state(healthy), saved_state(ill)
-    for lane, is_equal in ((0, True), (1, False), (2, True)):
-        a, b = ({name: x[lane] for name, x in leaves.items()} for leaves in (state, ill_state))
-        assert (differences(a, b) == []) == is_equal, f"lane {lane}"
+    for trial, is_equal in ((0, True), (1, False), (2, True)):
+        a, b = ({name: x[trial] for name, x in leaves.items()} for leaves in (state, ill_state))
+        assert (differences(a, b) == []) == is_equal, f"trial {trial}"
         metrics = [saved_metrics(directory) for directory in (healthy, ill)]
-        a, b = ({name: x[lane] for name, x in m.items() if name != "env_steps"} for m in metrics)
-        assert (differences(a, b) == []) == is_equal, f"lane {lane}"
+        a, b = ({name: x[trial] for name, x in m.items() if name != "env_steps"} for m in metrics)
+        assert (differences(a, b) == []) == is_equal, f"trial {trial}"
 
 
 @one

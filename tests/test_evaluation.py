@@ -244,16 +244,16 @@ def test_episodes_are_independent_and_belong_to_the_key():
     assert (lengths != other).any()
 
 
-def test_evaluation_does_not_depend_on_the_number_of_lanes():
-    """Each lane has its own policy. Lanes whose episodes are all over wait for the others without counting anything."""
+def test_evaluation_does_not_depend_on_the_number_of_trials():
+    """Each trial has its own policy. Trials whose episodes are over wait for the others without counting anything."""
     env = make_env("Probe-Lengths")
 
-    def lane(key, shift):
+    def trial(key, shift):
         return evaluate(env, lambda obs, _: ((right_action(obs) + shift) % 3, ()), (), key, 2, LIMIT)
 
     keys, shifts = jax.random.split(jax.random.key(0), 8), jnp.arange(8, dtype=jnp.int32) // 6
-    together = jax.jit(jax.vmap(lane))(keys, shifts)
-    alone = [jax.jit(lane)(key, shift) for key, shift in zip(keys, shifts, strict=True)]
+    together = jax.jit(jax.vmap(trial))(keys, shifts)
+    alone = [jax.jit(trial)(key, shift) for key, shift in zip(keys, shifts, strict=True)]
     assert len({int(x["episode_length"].max()) for x in alone}) > 1
     for name, x in together.items():
         np.testing.assert_array_equal(x, [single[name] for single in alone])

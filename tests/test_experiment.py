@@ -45,17 +45,17 @@ def evaluated(config, **options):
     return evaluated_iterations(experiment_of(config, **options)).tolist()
 
 
-def test_a_lane_is_a_seed_of_a_setting():
+def test_a_trial_is_a_seed_of_a_setting():
     """All seeds of the first setting, then all of the second."""
     experiment = Experiment("x.py", None, LONG, Options(num_seeds=3, seed=5), {"gamma": np.float32([0.5, 0.9])})
-    assert experiment.lane_seeds.tolist() == [5, 6, 7, 5, 6, 7]
-    assert experiment.lane_settings["gamma"].tolist() == np.float32([0.5] * 3 + [0.9] * 3).tolist()
-    assert experiment.lane(seed_index=2, setting_index=1) == 5
+    assert experiment.trial_seeds.tolist() == [5, 6, 7, 5, 6, 7]
+    assert experiment.trial_settings["gamma"].tolist() == np.float32([0.5] * 3 + [0.9] * 3).tolist()
+    assert experiment.trial(seed_index=2, setting_index=1) == 5
     assert experiment.by_setting(np.arange(6)).tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert experiment.name_lane(4) == "seed 6 at gamma=0.9"
+    assert experiment.name_trial(4) == "seed 6 at gamma=0.9"
     some = experiment.select([1])
-    assert (some.num_lanes, some.name_lane(0)) == (3, "seed 5 at gamma=0.9")
-    assert experiment.lanes_at([1]).tolist() == [3, 4, 5]
+    assert (some.num_trials, some.name_trial(0)) == (3, "seed 5 at gamma=0.9")
+    assert experiment.trials_at([1]).tolist() == [3, 4, 5]
 
 
 def joined(trained, *scores):
@@ -169,16 +169,16 @@ def test_an_evaluation_at_the_same_place_replaces_the_one_before():
     assert until({}, 19) == {}
 
 
-def result_of(lanes, steps):
-    """A part whose lanes score their number plus the env steps."""
+def result_of(trials, steps):
+    """A part whose trials score their number plus the env steps."""
     evaluations = {}
     for step in steps:
-        evaluations = append_evaluation(evaluations, step, scores_of(*(lane + step for lane in lanes)))
-    metrics = {"loss": np.ones((len(lanes), 3))}
-    return Result(metrics, evaluations, {"is_healthy": np.ones(len(lanes), bool)}, np.full(len(lanes), 3))
+        evaluations = append_evaluation(evaluations, step, scores_of(*(trial + step for trial in trials)))
+    metrics = {"loss": np.ones((len(trials), 3))}
+    return Result(metrics, evaluations, {"is_healthy": np.ones(len(trials), bool)}, np.full(len(trials), 3))
 
 
-def test_lanes_of_all_parts_are_joined():
+def test_trials_of_all_parts_are_joined():
     joined = join_results([result_of([0, 1], [10, 20]), result_of([2], [10, 20])])
     assert joined.metrics["loss"].shape == (3, 3)
     assert joined.evaluations["eval_env_steps"].tolist() == [10, 20]

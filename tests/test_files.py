@@ -73,11 +73,11 @@ def test_a_table_that_does_not_fit_leaves_the_old_one(tmp_path, full_disk):
 
 
 def test_metrics_that_do_not_fit_on_the_disk_leave_the_old_ones(tmp_path, full_disk):
-    lanes = {"seed": np.arange(1)}
-    write_metrics(tmp_path, np.arange(2), lanes, {"loss": np.ones((1, 2), np.float32)}, {})
+    trials = {"seed": np.arange(1)}
+    write_metrics(tmp_path, np.arange(2), trials, {"loss": np.ones((1, 2), np.float32)}, {})
     with pytest.raises(OSError, match="too large"):
-        write_metrics(tmp_path, np.arange(2000), lanes, {"loss": np.zeros((1, 2000), np.float32)}, {})
-    np.testing.assert_array_equal(read_metrics(tmp_path, np.arange(2), lanes)[0]["loss"], [[1.0, 1.0]])
+        write_metrics(tmp_path, np.arange(2000), trials, {"loss": np.zeros((1, 2000), np.float32)}, {})
+    np.testing.assert_array_equal(read_metrics(tmp_path, np.arange(2), trials)[0]["loss"], [[1.0, 1.0]])
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.npz"]
 
 
@@ -149,7 +149,7 @@ def test_only_process_0_removes_a_run_that_cannot_begin(process, names, folder, 
 def test_a_run_for_which_the_memory_does_not_suffice_names_what_helps(folder):
     directory = Path("my runs", "run")
     directory.mkdir(parents=True)
-    assert describe_shortage(directory, TRAINED).startswith("lower --lanes-per-batch, ")
+    assert describe_shortage(directory, TRAINED).startswith("lower --trials-per-batch, ")
     with_more = "continue it on a machine with more memory, with --resume 'my runs/run'"
     assert describe_shortage(directory, dataclasses.replace(TRAINED, resume="my runs/run")) == with_more
     (directory / CHECKPOINT).touch()
@@ -220,10 +220,10 @@ def assert_same_metrics(metrics, expected):
 def test_metrics_are_read_back_up_to_an_iteration(tmp_path_factory, shape, kept, dtype, data):
     directory = tmp_path_factory.getbasetemp()
     metrics = {name: data.draw(hnp.arrays(dtype, shape)) for name in ("episode_return", "loss")}
-    lanes = {"seed": np.arange(shape[0])}
-    write_metrics(directory, np.arange(shape[1]), lanes, metrics, {})
+    trials = {"seed": np.arange(shape[0])}
+    write_metrics(directory, np.arange(shape[1]), trials, metrics, {})
     kept = min(kept, shape[1])
-    read, _ = read_metrics(directory, np.arange(kept), lanes)
+    read, _ = read_metrics(directory, np.arange(kept), trials)
     assert read.keys() == metrics.keys()
     for name, x in metrics.items():
         assert read[name].dtype == x.dtype
@@ -232,11 +232,11 @@ def test_metrics_are_read_back_up_to_an_iteration(tmp_path_factory, shape, kept,
 
 @pytest.mark.parametrize(("kept", "num_evaluations"), [(0, 0), (1, 0), (2, 1), (4, 1), (5, 2)])
 def test_evaluations_are_read_back_up_to_the_iteration_asked_for(tmp_path, kept, num_evaluations):
-    lanes, env_steps = {"seed": np.arange(3)}, 10 * np.arange(1, 6)
+    trials, env_steps = {"seed": np.arange(3)}, 10 * np.arange(1, 6)
     evaluations = {"eval_env_steps": np.array([20, 50])}
     evaluations |= {name: np.random.default_rng(0).normal(size=(3, 2)) for name in EVAL_METRICS}
-    write_metrics(tmp_path, env_steps, lanes, metrics_of(3, 5), evaluations)
-    metrics, read = read_metrics(tmp_path, env_steps[:kept], lanes)
+    write_metrics(tmp_path, env_steps, trials, metrics_of(3, 5), evaluations)
+    metrics, read = read_metrics(tmp_path, env_steps[:kept], trials)
     assert metrics.keys() == metrics_of(3, 5).keys()
     assert_same_metrics(read, {name: x[..., :num_evaluations] for name, x in evaluations.items()})
 
@@ -250,15 +250,15 @@ def test_metrics_file_is_plain_numpy_with_env_steps(tmp_path):
 
 
 def test_too_few_metrics_are_an_error(tmp_path):
-    lanes = {"seed": np.arange(2)}
-    write_metrics(tmp_path, np.arange(3), lanes, metrics_of(2, 3), {})
-    assert read_metrics(tmp_path, np.arange(3), lanes)[0]["num_episodes"].shape == (2, 3)
+    trials = {"seed": np.arange(2)}
+    write_metrics(tmp_path, np.arange(3), trials, metrics_of(2, 3), {})
+    assert read_metrics(tmp_path, np.arange(3), trials)[0]["num_episodes"].shape == (2, 3)
     with pytest.raises(ValueError, match=r"metrics\.npz has fewer than the 4 iterations"):
-        read_metrics(tmp_path, np.arange(4), lanes)
+        read_metrics(tmp_path, np.arange(4), trials)
 
 
 @pytest.mark.parametrize(
-    ("env_steps", "lanes"),
+    ("env_steps", "trials"),
     [
         ([0, 2, 4], {"seed": [0, 1]}),
         ([0, 1, 2], {"seed": [1, 2]}),
@@ -267,10 +267,10 @@ def test_too_few_metrics_are_an_error(tmp_path):
         ([0, 1, 2], {"seed": [0, 1], "sweep_gamma": [0.5, 0.5]}),
     ],
 )
-def test_metrics_of_another_run_are_an_error_that_names_the_file(tmp_path, env_steps, lanes):
+def test_metrics_of_another_run_are_an_error_that_names_the_file(tmp_path, env_steps, trials):
     write_metrics(tmp_path, np.arange(3), {"seed": np.arange(2)}, metrics_of(2, 3), {})
     with pytest.raises(ValueError, match=r"metrics\.npz belongs to another run"):
-        read_metrics(tmp_path, np.array(env_steps), {name: np.array(x) for name, x in lanes.items()})
+        read_metrics(tmp_path, np.array(env_steps), {name: np.array(x) for name, x in trials.items()})
 
 
 def test_missing_metrics_are_an_error_that_names_the_file(tmp_path):
@@ -284,8 +284,8 @@ def test_damaged_metrics_are_an_error_or_no_damage(tmp_path_factory, data):
     """Any part of the arrays overwritten, or the file cut anywhere. The arrays make up nearly all of the file."""
     directory = tmp_path_factory.getbasetemp()
     expected = metrics_of(3, 50)
-    lanes = {"seed": np.arange(3)}
-    write_metrics(directory, np.arange(50), lanes, expected, {})
+    trials = {"seed": np.arange(3)}
+    write_metrics(directory, np.arange(50), trials, expected, {})
     raw = (directory / "metrics.npz").read_bytes()
     if data.draw(st.booleans()):
         damaged = raw[: data.draw(st.integers(0, len(raw) - 1))]
@@ -295,7 +295,7 @@ def test_damaged_metrics_are_an_error_or_no_damage(tmp_path_factory, data):
         damaged = raw[:start] + noise + raw[start + len(noise) :]
     (directory / "metrics.npz").write_bytes(damaged)
     try:
-        metrics, _ = read_metrics(directory, np.arange(50), lanes)
+        metrics, _ = read_metrics(directory, np.arange(50), trials)
     except ValueError as error:
         assert str(directory / "metrics.npz") in str(error)  # noqa: PT017
     else:
@@ -396,9 +396,9 @@ def test_a_record_of_a_sweep_gives_its_experiment_back(tmp_path):
 
 @pytest.mark.parametrize("num_seeds", [2, 6])
 @pytest.mark.parametrize("parts", [[(0, 5)], [(0, 2), (2, 5)]])
-def test_parts_of_another_number_of_lanes_are_refused(tmp_path, num_seeds, parts):
+def test_parts_of_another_number_of_trials_are_refused(tmp_path, num_seeds, parts):
     write_record(tmp_path, Config(), dataclasses.replace(OPTIONS, num_seeds=num_seeds), parts=parts)
-    with pytest.raises(ValueError, match=f"the recorded parts are not those of {num_seeds} lanes"):
+    with pytest.raises(ValueError, match=f"the recorded parts are not those of {num_seeds} trials"):
         read_experiment(read_record(tmp_path), SimpleNamespace(Config=Config, make=None))
 
 
@@ -406,7 +406,7 @@ def test_parts_of_another_number_of_lanes_are_refused(tmp_path, num_seeds, parts
     "parts",
     [
         *([[1, 5]], [[0, 4]], [[-1, 5]], [[5, 0]], [[0, 2], [3, 5]], [[0, 7], [7, 5]], [[0, 3], [2, 5]]),
-        *([[0, 0], [0, 5]], [[0, 5], [5, 5]], [[0, 2], [2, 2], [2, 5]]),  # one of no lanes
+        *([[0, 0], [0, 5]], [[0, 5], [5, 5]], [[0, 2], [2, 2], [2, 5]]),  # one of no trials
     ],
 )
 def test_parts_that_do_not_follow_each_other_are_refused(parts):

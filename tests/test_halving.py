@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from helpers import Process, call, capture, flags, path_of, saved_metrics, small_run
 from runs import assert_finished, assert_refused
-from test_lanes import together
+from test_trials import together
 
 import runner.rungs
 import runner.training
@@ -27,7 +27,7 @@ from runner.files.load import load
 FOLDER = Path("runs/ppo/CartPole-v1")
 RATES = "0.0001,0.0003,0.001,0.003,0.01,0.03,0.1,0.3,1"
 # Nine settings of two seeds, a batch for each: 9 to 10 iterations, 4 to 20, 2 to 40.
-SWEEP = [*small_run("ppo", eval_every=0), "--sweep", f"learning-rate={RATES}", "--lanes-per-batch", "2"]
+SWEEP = [*small_run("ppo", eval_every=0), "--sweep", f"learning-rate={RATES}", "--trials-per-batch", "2"]
 HALVED = [*SWEEP, "--sweep-halve", "2"]
 RUNGS = [(10, 9), (20, 4), (40, 2)]  # iterations and settings
 
@@ -114,10 +114,10 @@ def test_all_go_on_while_no_seed_is_better_than_untrained(best, expected):
 
 
 def test_what_goes_on_keeps_its_own_state_metrics_and_evaluations(monkeypatch):
-    """Settings 0 and 2 of three with two seeds: lanes 0, 1, 4 and 5, of which the last two are a part."""
-    lanes, steps = np.arange(6), np.array([0, 160])
+    """Settings 0 and 2 of three with two seeds: trials 0, 1, 4 and 5, of which the last two are a part."""
+    trials, steps = np.arange(6), np.array([0, 160])
     experiment = Experiment("ppo.py", None, None, Options(num_seeds=2), {"gamma": np.float32([0.1, 0.2, 0.3])})
-    before = Result({"loss": lanes[:, None]}, {EVAL_STEPS: steps, "score": lanes[:, None] + steps}, {}, lanes)
+    before = Result({"loss": trials[:, None]}, {EVAL_STEPS: steps, "score": trials[:, None] + steps}, {}, trials)
     run = SimpleNamespace(
         experiment=experiment,
         rungs=[Rung((0, 1, 2), 10, [Part(0, 3), Part(3, 6)]), Rung((0, 2), 20, [Part(0, 2), Part(2, 4)])],
@@ -127,7 +127,7 @@ def test_what_goes_on_keeps_its_own_state_metrics_and_evaluations(monkeypatch):
         rung_folder=lambda index: Path(),
     )
     restore = lambda path, _, rows: int(path.parent.name.split("-")[1]) + np.array(rows)
-    monkeypatch.setattr(checkpoint, "restore_lanes", restore)
+    monkeypatch.setattr(checkpoint, "restore_trials", restore)
     progress = runner.rungs.Run.promote(run, Part(2, 4))
     for found in (progress.state, progress.metrics["loss"][:, 0], progress.evaluations["score"][:, 0]):
         np.testing.assert_array_equal(found, [4, 5])
@@ -171,9 +171,9 @@ def test_what_goes_on_is_that_of_the_whole_sweep(runs):
         if x.ndim == 1 and name != "eval_env_steps":
             np.testing.assert_array_equal(x, whole[name])
         elif x.ndim == 2 and "eval" not in name:
-            for lane, length in enumerate(lengths):
-                np.testing.assert_array_equal(x[lane, :length], whole[name][lane, :length])
-                assert np.isnan(x[lane, length:]).all() if x.dtype == np.float32 else not x[lane, length:].any()
+            for trial, length in enumerate(lengths):
+                np.testing.assert_array_equal(x[trial, :length], whole[name][trial, :length])
+                assert np.isnan(x[trial, length:]).all() if x.dtype == np.float32 else not x[trial, length:].any()
     np.testing.assert_array_equal(halved["eval_env_steps"], [0, 320, 640, 1280])
     same = np.isin(whole["eval_env_steps"], halved["eval_env_steps"])
     for (stop, _), column in zip(RUNGS, (1, 2, 3), strict=True):
@@ -251,7 +251,7 @@ MOMENTS = {
     "saving a part": (checkpoint, "save", 5),
     "evaluating at the end of a rung": (runner.training.store, "write_arrays", 17),
     "writing the next rung": (runner.rungs, "write_record", 11),
-    "starting the next rung": (checkpoint, "restore_lanes", 3),
+    "starting the next rung": (checkpoint, "restore_trials", 3),
     "in the last rung": (checkpoint, "save", 15),
     "joining": (runner.rungs, "join_rungs", 1),
 }
@@ -305,10 +305,10 @@ def test_a_process_that_was_stopped_ends_the_others_at_the_rung(moment, folder):
     processes = [Process(path_of("ppo"), *arguments, *process, cwd=folder) for process in together(2)]
     parts = FOLDER / "two" / "rungs" / "1" / "parts"
     with processes[0] as first, processes[1] as second:
-        first.wait_for_checkpoint(parts / "lanes-0-to-2", 1)
+        first.wait_for_checkpoint(parts / "trials-0-to-2", 1)
         if moment == "while it waits":
             second.send(signal.SIGSTOP)
-            first.wait_until((parts / "lanes-0-to-2" / "evaluation.npz").exists)
+            first.wait_until((parts / "trials-0-to-2" / "evaluation.npz").exists)
             time.sleep(1)
         first.send(signal.SIGTERM)
         second.send(signal.SIGCONT)
@@ -324,7 +324,7 @@ def test_nobody_is_cut_before_one_has_learned(folder, monkeypatch):
 
     def evaluate(programs, part, state, iteration):
         names = ("eval_episode_return", "eval_episode_length", "eval_cut_episodes")
-        return {name: np.full(part.num_lanes, 9.0) for name in names}
+        return {name: np.full(part.num_trials, 9.0) for name in names}
 
     monkeypatch.setattr(runner.training.Programs, "evaluate", evaluate)
     sweep = ["--sweep", "gamma=0.9,0.95,0.99", "--sweep-halve", "3"]

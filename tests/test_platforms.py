@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import SCRIPTS, small_config
 
-from runner.devices.lanes import make_placement, make_segment, strong
+from runner.devices.placement import make_placement, make_segment, strip_weak_types
 
 pytestmark = [pytest.mark.usefixtures("rank_promotion"), pytest.mark.slow]
 
@@ -25,13 +25,13 @@ def test_a_whole_run_is_lowered_for_every_platform(script):
     assert exported(jax.jit(train), jax.vmap(jax.random.key)(np.arange(2))).platforms == PLATFORMS
 
 
-@pytest.mark.parametrize(("script", "devices_per_lane"), [("ppo", 1), ("ppo", 2)])
-def test_a_segment_is_lowered_for_every_platform(script, devices_per_lane):
-    if devices_per_lane > jax.local_device_count():
+@pytest.mark.parametrize(("script", "devices_per_trial"), [("ppo", 1), ("ppo", 2)])
+def test_a_segment_is_lowered_for_every_platform(script, devices_per_trial):
+    if devices_per_trial > jax.local_device_count():
         pytest.skip("needs two devices")
     config = small_config(script)
-    algorithm, placement = importlib.import_module(script).make(config), make_placement(2, 2, devices_per_lane, 2)
-    state = jax.eval_shape(lambda key: strong(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
+    algorithm, placement = importlib.import_module(script).make(config), make_placement(2, 2, devices_per_trial, 2)
+    state = jax.eval_shape(lambda key: strip_weak_types(algorithm.init(key)), jax.eval_shape(jax.random.key, 0))
     state = placement.abstract(state)
     program = make_segment(lambda settings: algorithm, placement, state, capacity=4)
     assert exported(program, {}, state, np.int32(0), np.int32(4)).platforms == PLATFORMS

@@ -491,21 +491,21 @@ def test_the_action_that_is_learned_from_is_not_clipped():
     state, _ = jax.jit(jax.vmap(algorithm.step, in_axes=(0, None)))(before, 0)
     record = probes.recorded(state.env_state)
     num_clipped = 0
-    for lane in range(64):
-        params = to_float64(jax.tree.map(lambda x, lane=lane: x[lane], before.params))
-        obs, next_obs = np.asarray(record.obs)[lane, 0, :2], np.asarray(record.next_obs)[lane, 0]
+    for trial in range(64):
+        params = to_float64(jax.tree.map(lambda x, trial=trial: x[trial], before.params))
+        obs, next_obs = np.asarray(record.obs)[trial, 0, :2], np.asarray(record.next_obs)[trial, 0]
         mean, value = forward(config, params, obs)
         never = np.zeros((2, 1), bool)
-        reward, next_value = np.asarray(record.reward)[lane, 0, :, None], forward(config, params, next_obs)[1][:, None]
+        reward, next_value = np.asarray(record.reward)[trial, 0, :, None], forward(config, params, next_obs)[1][:, None]
         advantage, _ = gae_loop(reward, value[:, None], next_value, never, never, config.gamma, config.gae_lambda)
         sign = np.sign(advantage[0, 0] - advantage[1, 0])
         moment = optax.tree_utils.tree_get(state.opt_state, "mu").actor["params"]
-        grad_mean, grad_log_std = (10 * float(x[lane, 0]) for x in (moment["Dense_0"]["bias"], moment["log_std"]))
+        grad_mean, grad_log_std = (10 * float(x[trial, 0]) for x in (moment["Dense_0"]["bias"], moment["log_std"]))
         difference = -2 * grad_mean * sign
         if abs(difference) < 0.1:
             continue
         total = -2 * grad_log_std * sign / difference
         action = mean[:, 0] + np.array([total + difference, total - difference]) / 2
-        np.testing.assert_allclose(np.clip(action, -1, 1), record.action[lane, 0, :, 0], atol=1e-3)
+        np.testing.assert_allclose(np.clip(action, -1, 1), record.action[trial, 0, :, 0], atol=1e-3)
         num_clipped += int((np.abs(action) > 1.01).sum())
     assert num_clipped > 20

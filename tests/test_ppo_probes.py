@@ -71,8 +71,8 @@ def test_the_action_that_pays_is_chosen():
     np.testing.assert_array_equal(actions, [probes.ACTIONS] * NUM_SEEDS)
     sampled = jax.vmap(lambda state, key: algorithm.act(state, obs, key), in_axes=(None, 0))
     keys = jax.random.split(jax.random.key(0), 100)
-    for lane in range(NUM_SEEDS):
-        chosen = sampled(jax.tree.map(lambda x, lane=lane: x[lane], state), keys)
+    for trial in range(NUM_SEEDS):
+        chosen = sampled(jax.tree.map(lambda x, trial=trial: x[trial], state), keys)
         np.testing.assert_array_less(0.9, (chosen == jnp.array([probes.ACTIONS])).mean(axis=0))
 
 

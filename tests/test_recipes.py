@@ -162,7 +162,7 @@ def test_a_target_kl_ends_the_updates_of_an_iteration(cook):
 
 @pytest.mark.parametrize("script", ["ppo", "ppo_rnn"])
 def test_no_update_follows_the_stop(script, cook, monkeypatch):
-    """A lane that stops in its first epoch ends as it would without the other epochs, though later minibatches may be
+    """A trial that stops in its first epoch ends as it would without the other epochs, though later minibatches may be
     below the target again. Rows come in order, so that the first epoch is the same."""
     module = cook(TARGET_KL, script)
     monkeypatch.setattr(common.random, "shuffle", lambda key, num_rows: jnp.arange(num_rows))

@@ -60,9 +60,9 @@ def test_bad_settings(script, changes, words, folder):
         (["--checkpoint-every", "nan"], "checkpoint_every must be finite as a float32 (at most 3.4e38), not nan"),
         (["--checkpoint-every", "inf"], "checkpoint_every must be finite as a float32 (at most 3.4e38), not inf"),
         (["--num-seeds", "4000000000"], "num_seeds = 4000000000 does not fit an int32"),
-        (["--num-seeds", "100000000"], "the metrics of 100,000,000 lanes (seeds x settings) take"),
-        (["--sweep", "gamma=lin:0.9:0.99:1000000000"], "the metrics of 2,000,000,000 lanes (seeds x settings) take"),
-        (["--sweep", "gamma=lin:0.9:0.99", "--sweep-samples", "1000000000"], "of 2,000,000,000 lanes (seeds x"),
+        (["--num-seeds", "100000000"], "the metrics of 100,000,000 trials (seeds x settings) take"),
+        (["--sweep", "gamma=lin:0.9:0.99:1000000000"], "the metrics of 2,000,000,000 trials (seeds x settings) take"),
+        (["--sweep", "gamma=lin:0.9:0.99", "--sweep-samples", "1000000000"], "of 2,000,000,000 trials (seeds x"),
         (["--sweep", "gamma=0.9,0.99", "--sweep-halve", "1"], "sweep_halve must be off or an integer of at least 2"),
         (["--sweep", "gamma=0.9,0.99", "--sweep-halve", "0"], "sweep_halve must be off or an integer of at least 2"),
         (["--sweep-halve", "3"], "--sweep-halve 3 needs a --sweep, whose settings it stops early"),
@@ -99,7 +99,7 @@ def test_input_that_is_refused_in_one_line(words, message, folder):
     ("words", "message"),
     [
         (["--buffer-size", "100000000000"], "buffer_size = 100000000000 does not fit an int32"),
-        (["--buffer-size", "2000000000"], "the state of 1 lane (a seed of a setting) takes "),
+        (["--buffer-size", "2000000000"], "the state of 1 trial (a seed of a setting) takes "),
         (["--epsilon-end", "2"], "epsilon_end must be between 0 and 1, not 2.0"),
         (["--tau", "2"], "tau must be above 0 and at most 1, not 2.0"),
         (

@@ -55,8 +55,8 @@ def trained_with(script, env, settings=((),), **changes):
     swept = {name: jnp.float32([dict(setting)[name] for setting in settings]) for name in dict(settings[0])}
     state, metrics = jax.jit(train, compiler_options=probes.OPTIMIZED)(swept, keys)  # [num_settings, num_seeds, ...]
     last = jax.tree.map(lambda x: np.asarray(x)[..., -1], metrics)
-    lane = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
-    return [(module.make(config), lane(state, i), lane(last, i)) for i in range(len(settings))]
+    trial = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
+    return [(module.make(config), trial(state, i), trial(last, i)) for i in range(len(settings))]
 
 
 def values_of(script, setting=0, **changes):

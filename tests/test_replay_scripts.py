@@ -16,7 +16,7 @@ import sac
 import td3
 from common.buffer import read
 from common.random import correlate
-from runner.devices.lanes import compile_segment, make_placement
+from runner.devices.placement import compile_segment, make_placement
 
 pytestmark = [pytest.mark.usefixtures("rank_promotion"), pytest.mark.slow]
 
@@ -176,9 +176,9 @@ def test_the_loop_works_on_the_buffer_in_place(script, num_envs, num_seeds, n_st
     One environment with an update after each step is the hard case: loops of one turn are no loops to the compiler.
     """
     config = replace(CONFIGS[script], num_envs=num_envs, n_step=n_step, buffer_size=PRIME)
-    algorithm, lanes = importlib.import_module(script).make(config), make_placement(num_seeds, 99)
-    state = lanes.abstract(jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0)))
-    program = compile_segment(lambda settings: algorithm, lanes, {}, state, capacity=2)
+    algorithm, trials = importlib.import_module(script).make(config), make_placement(num_seeds, 99)
+    state = trials.abstract(jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0)))
+    program = compile_segment(lambda settings: algorithm, trials, {}, state, capacity=2)
     copies = [line for line in program.as_text().splitlines() if re.search(rf"= \S*{PRIME}\S* copy\(", line)]
     assert copies == []
     assert str(PRIME) in program.as_text()

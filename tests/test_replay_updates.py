@@ -106,7 +106,7 @@ def noise_of(config, *shape):
 
 
 class Reference:
-    """One lane in float64; `update` is one update of everything on batches of the replay, the i-th of its cycle."""
+    """One trial in float64; `update` is one update of everything on batches of the replay, the i-th of its cycle."""
 
     def __init__(self, config, state):
         self.config = config
@@ -394,14 +394,14 @@ def test_the_buffer_keeps_the_true_successor_and_the_kind_of_end(config):
     state = jax.jit(importlib.import_module(type(config).__module__).make(config).init)(jax.random.key(0))
     rows, steps, visited = jax.tree.map(np.asarray, read(state.buffer, np.arange(240))), [0, 0], set()
     for i in range(240):
-        number, following, lane = int(rows.obs[i].argmax()), int(rows.next_obs[i].argmax()), i % 2
-        room, steps[lane] = probes.ROOMS[number], steps[lane] + 1
-        is_last = steps[lane] == room.limit
+        number, following, trial = int(rows.obs[i].argmax()), int(rows.next_obs[i].argmax()), i % 2
+        room, steps[trial] = probes.ROOMS[number], steps[trial] + 1
+        is_last = steps[trial] == room.limit
         assert rows.terminated[i] == (is_last and room.flags != "truncated")
         assert rows.truncated[i] == (is_last and room.flags != "terminated")
         assert following == (number if room.following is None else room.following)
         visited.add(number)
-        steps[lane] *= not is_last
+        steps[trial] *= not is_last
     assert len(visited) == len(probes.ROOMS), "episodes begin everywhere"
 
 

@@ -13,7 +13,7 @@ from runs import FILES, assert_finished, contents, directory_of, one, summary_of
 
 import runner.training
 from common.buffer import read
-from runner.devices.lanes import compile_init, make_placement
+from runner.devices.placement import compile_init, make_placement
 
 pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 
@@ -53,9 +53,9 @@ def test_a_finished_run_is_evaluated_again_and_not_changed(script, undisturbed, 
 
 def test_a_run_begins_with_the_types_with_which_it_is_resumed(script):
     """Otherwise the resumed program is another one, which has to be compiled and may round differently."""
-    algorithm, lanes = importlib.import_module(script).make(small_config(script)), make_placement(2, 99)
-    init = compile_init(lambda settings: algorithm, lanes, {})
-    state = init({}, lanes.place(jax.vmap(jax.random.key)(np.arange(2))))
+    algorithm, trials = importlib.import_module(script).make(small_config(script)), make_placement(2, 99)
+    init = compile_init(lambda settings: algorithm, trials, {})
+    state = init({}, trials.place(jax.vmap(jax.random.key)(np.arange(2))))
     leaves = jax.tree_util.tree_leaves_with_path(state)
     assert [jax.tree_util.keystr(path) for path, x in leaves if getattr(x, "weak_type", False)] == []
 

@@ -263,7 +263,7 @@ def test_a_run_killed_again_and_again_ends_as_if_undisturbed(script, undisturbed
     assert summary_of(directory) == summary_of(reference)
 
 
-@pytest.mark.parametrize("function", ["write_record", "print_header", "divide_lanes"])
+@pytest.mark.parametrize("function", ["write_record", "print_header", "divide_trials"])
 def test_the_record_is_there_before_the_run_says_that_it_begins(function, monkeypatch):
     """A run that is killed after its header can be resumed."""
 
@@ -275,4 +275,4 @@ def test_the_record_is_there_before_the_run_says_that_it_begins(function, monkey
     assert result.status != 0
     directory = directory_of("ppo", "killed")
     assert (directory / "config.json").exists() == (function != "write_record")
-    assert (result.stdout != "") == (function == "divide_lanes")
+    assert (result.stdout != "") == (function == "divide_trials")

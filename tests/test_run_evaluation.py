@@ -43,7 +43,7 @@ def test_evaluation_in_batches_of_episodes_where_memory_is_short(monkeypatch):
     sizes = []
     evaluate = runner.devices.programs.evaluate
     monkeypatch.setattr(runner.devices.programs, "evaluate", lambda *args: sizes.append(args[-2]) or evaluate(*args))
-    assert_finished(call("ppo", *small_run("ppo", name="batches", eval_episodes=7, lanes_per_batch="2")))
+    assert_finished(call("ppo", *small_run("ppo", name="batches", eval_episodes=7, trials_per_batch="2")))
     assert sizes == [7, 3, 1]
     whole, batches = (
         json.loads((directory_of("ppo", name) / "summary.json").read_text())["eval_episode_return"]["per_seed"]
@@ -140,7 +140,7 @@ def evaluations(monkeypatch):
 
 
 def test_each_part_is_evaluated_once_before_training(evaluations, undisturbed_ppo):
-    assert_finished(call("ppo", *small_run("ppo", name="parts", lanes_per_batch="1")))
+    assert_finished(call("ppo", *small_run("ppo", name="parts", trials_per_batch="1")))
     assert evaluations == 2 * list(range(0, 41, 2))
     directory = directory_of("ppo", "parts")
     before, alone = saved_metrics(directory), saved_metrics(undisturbed_ppo)
@@ -281,7 +281,7 @@ def test_a_part_that_is_stopped_is_not_evaluated(evaluations, monkeypatch):
 
     appended = runner.training.append_metrics
     monkeypatch.setattr(runner.training, "append_metrics", append)
-    assert call("ppo", *small_run("ppo", name="parts", lanes_per_batch="1")).status == 128 + signal.SIGTERM
+    assert call("ppo", *small_run("ppo", name="parts", trials_per_batch="1")).status == 128 + signal.SIGTERM
     assert evaluations == [0]
 
 

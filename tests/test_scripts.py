@@ -132,13 +132,13 @@ pytestmark = [pytest.mark.usefixtures("rank_promotion"), pytest.mark.slow]
 
 @cache
 def compiled(config):
-    """init and step of many lanes, jitted."""
+    """init and step of many trials, jitted."""
     algorithm = algorithm_of(config)
     return jax.jit(jax.vmap(algorithm.init)), jax.jit(jax.vmap(algorithm.step, in_axes=(0, None)))
 
 
 def run(config, keys):
-    """The State and the metrics [num_lanes, num_iterations] of a run of many lanes, step by step."""
+    """The State and the metrics [num_trials, num_iterations] of a run of many trials, step by step."""
     init, step = compiled(config)
     state, records = init(keys), []
     for iteration in range(config.num_iterations):
@@ -160,7 +160,7 @@ def data(tree):
     return [np.asarray(jax.random.key_data(x) if key else x) for x, key in zip(leaves, is_key, strict=True)]
 
 
-def lane(tree, i):
+def trial(tree, i):
     return [x[i] for x in data(tree)]
 
 
@@ -239,12 +239,12 @@ def test_exploration_and_environment_follow_the_key(script, env):
 
 
 @each_script
-def test_lanes_do_not_see_each_other(script, env):
+def test_trials_do_not_see_each_other(script, env):
     config = config_of(script, env)
     before, after = run_of(config), run(config, SEEDS.at[5].set(SEEDS[3]))
-    assert_equal(lane(after, 5), lane(after, 3))
+    assert_equal(trial(after, 5), trial(after, 3))
     for i in set(range(NUM_SEEDS)) - {5}:
-        assert_equal(lane(before, i), lane(after, i))
+        assert_equal(trial(before, i), trial(after, i))
 
 
 # -- Sweeps ------------------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def test_the_sweep_covers_every_float_field(script):
 
 @each_script
 def test_float_fields_can_be_swept(script, env):
-    """Lanes: the defaults, each field changed alone, all changed.
+    """Trials: the defaults, each field changed alone, all changed.
 
     The first equals the same seed among others, and the last a run alone, to rounding.
     """
@@ -266,16 +266,16 @@ def test_float_fields_can_be_swept(script, env):
     if getattr(config, "normalize_reward", False):  # which excludes reward_scale
         values = {name: value for name, value in values.items() if name != "reward_scale"}
     defaults = {name: getattr(config, name) for name in values}
-    lanes = [defaults, *[defaults | {name: value} for name, value in values.items()], values]
-    lanes = {name: jnp.array([settings[name] for settings in lanes]) for name in values}
+    trials = [defaults, *[defaults | {name: value} for name, value in values.items()], values]
+    trials = {name: jnp.array([settings[name] for settings in trials]) for name in values}
     run_with = jax.jit(jax.vmap(lambda settings, key: train_of(replace(config, **settings))(key), in_axes=(0, None)))
-    swept, metrics = run_with(lanes, SEEDS[0])
+    swept, metrics = run_with(trials, SEEDS[0])
     for i, name in enumerate(values):
         assert not np.array_equal(data(swept.params)[0][i + 1], data(swept.params)[0][0]), name
     unswept = [jax.tree.map(lambda x: x[0], run_of(config)), jax.jit(train_of(replace(config, **values)))(SEEDS[0])]
     for i, (state, expected) in zip((0, len(values) + 1), unswept, strict=True):
         known = {name: metrics[name] for name in expected}  # some are recorded if a setting is on, or may be
-        assert_close(lane((swept, known), i), data((state, expected)))
+        assert_close(trial((swept, known), i), data((state, expected)))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -346,7 +346,7 @@ def test_returns_are_means_of_whole_episodes_or_nan(script):
 
 @cache
 def policy_of(script, env):
-    """The State of one trained lane, observations [64, *obs_shape], and what its policy and value say of them.
+    """The State of one trained trial, observations [64, *obs_shape], and what its policy and value say of them.
 
     The last is a jitted function (State, observations, keys [num_seeds]) -> act and value of all observations at once
     and of one after the other, and sampled actions, [num_seeds, 64, ...].
@@ -503,7 +503,7 @@ def modes(**named):
 @with_options
 @pytest.mark.usefixtures("exempt_dependencies", "few_objects")
 def test_two_iterations_build_in_every_mode(script, env, options):
-    """One lane: the checker of keys does not know vmap's transpose (jax/experimental/key_reuse/_core.py, line 320)."""
+    """One trial: the checker of keys does not know vmap's transpose (jax/experimental/key_reuse/_core.py, line 320)."""
     config = config_of(script, env, iterations=2, **options)
     with modes(**BUILT):
         key = jax.random.key(0)  # one that nobody has used

@@ -338,8 +338,8 @@ def test_rank_by_a_chosen_statistic():
     assert rank(summaries, "worst_quarter") == [2, 1, 0]
 
 
-def test_training_returns_are_those_of_each_lane_at_its_own_end():
-    """Twenty iterations; the second lane was trained for ten of them."""
+def test_training_returns_are_those_of_each_trial_at_its_own_end():
+    """Twenty iterations; the second trial was trained for ten of them."""
     returns, counts = np.tile(np.arange(20.0), (2, 1)), np.ones((2, 20), int)
     returns[1, 10:], counts[1, 10:] = np.nan, 0
     result = Result({"episode_return": returns, "num_episodes": counts}, {}, {}, np.array([20, 10]))

@@ -41,23 +41,23 @@ def write_run(directory, settings=None, **options):
     config, options = small_config("ppo"), Options(num_seeds=NUM_SEEDS, **options)
     experiment = Experiment(path_of("ppo"), ppo.make, config, options, settings or {})
     directory.mkdir()
-    num_lanes = experiment.num_lanes
-    rung = Rung(tuple(range(experiment.num_settings)), config.num_iterations, [Part(0, num_lanes)])
+    num_trials = experiment.num_trials
+    rung = Rung(tuple(range(experiment.num_settings)), config.num_iterations, [Part(0, num_trials)])
     record.write_record(directory, experiment, [rung], "abc")
 
     def zeros(x):
         data = np.zeros((*x.shape, 2), np.uint32) if is_key(x) else np.zeros(x.shape, x.dtype)
         return jax.random.wrap_key_data(data) if is_key(x) else data
 
-    state = jax.tree.map(zeros, abstract_state(ppo.make, config, num_lanes))
+    state = jax.tree.map(zeros, abstract_state(ppo.make, config, num_trials))
     checkpoint.save(directory / store.CHECKPOINT, ITERATION, state)
     algorithm = ppo.make(config)
     one = jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0))
     _, metrics = jax.eval_shape(algorithm.step, one, jax.ShapeDtypeStruct((), np.int32))
-    metrics = {name: np.zeros((num_lanes, ITERATION), x.dtype) for name, x in metrics.items()}
-    evaluations = {"eval_env_steps": np.array([0, 32])} | {name: np.zeros((num_lanes, 2)) for name in EVAL_METRICS}
-    lanes = experiment.lanes_of(Part(0, num_lanes))
-    store.write_metrics(directory, experiment.env_steps(ITERATION), lanes, metrics, evaluations)
+    metrics = {name: np.zeros((num_trials, ITERATION), x.dtype) for name, x in metrics.items()}
+    evaluations = {"eval_env_steps": np.array([0, 32])} | {name: np.zeros((num_trials, 2)) for name in EVAL_METRICS}
+    trials = experiment.trials_of(Part(0, num_trials))
+    store.write_metrics(directory, experiment.env_steps(ITERATION), trials, metrics, evaluations)
     return directory
 
 
@@ -276,9 +276,9 @@ CONTENTS = {
     "no dict": lambda content, _: [content],
     "nested": lambda *_: "[" * 100_000 + "]" * 100_000,
     "no number": lambda *_: '{"iteration": NaN, "keys": {}, "checksums": {}}',
-    "no lanes": lambda _, arrays: arrays.update(key=np.zeros((), np.uint32)),
+    "no trials": lambda _, arrays: arrays.update(key=np.zeros((), np.uint32)),
     "more arrays": lambda _, arrays: arrays.update(more=np.zeros((2, 3), np.float32)),
-    "an array of lanes less": lambda _, arrays: arrays.update(obs=arrays["obs"][:1]),
+    "an array of trials less": lambda _, arrays: arrays.update(obs=arrays["obs"][:1]),
 }
 for name, value in {
     "iteration": (None, "3", -1, 0, True, 3.0, 2**70, [3]),
@@ -380,7 +380,7 @@ def test_arrays_that_do_not_fit_together_are_refused(run, arrays):
 
 
 @pytest.mark.parametrize("scores", [{}, {"is_healthy": np.ones(3)}, {"is_healthy": np.ones(2), "x": np.ones((2, 2))}])
-def test_scores_of_other_lanes_are_refused(tmp_path, scores):
+def test_scores_of_other_trials_are_refused(tmp_path, scores):
     store.write_arrays(tmp_path / store.EVALUATION, scores)
     with pytest.raises(ValueError, match=store.EVALUATION):
         store.read_scores(tmp_path, NUM_SEEDS)
@@ -403,9 +403,9 @@ def test_options_of_another_type_are_refused_by_a_comparison_too(run, options):
     ids=str,
 )
 def test_a_sweep_that_would_fill_the_memory_is_refused(run, options):
-    num_lanes = options.get("num_seeds", 2) * 10**12
-    change(run, parts=[[0, num_lanes]], **{f"options__{name}": x for name, x in options.items()})
-    assert_refused(draw(run), "lanes")
+    num_trials = options.get("num_seeds", 2) * 10**12
+    change(run, parts=[[0, num_trials]], **{f"options__{name}": x for name, x in options.items()})
+    assert_refused(draw(run), "trials")
     assert_refused(resume(run))
 
 

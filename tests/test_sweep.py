@@ -141,7 +141,7 @@ def test_what_cannot_be_swept_is_refused(sweeps, num_samples, message):
     ],
 )
 def test_a_value_that_a_sweep_has_twice_is_refused(sweep, num_samples, value):
-    """Also two values that are equal as float32, in which lanes are trained."""
+    """Also two values that are equal as float32, in which trials are trained."""
     axes = read_axes([sweep], num_samples, Config())
     with pytest.raises(ValueError, match=rf"--sweep \w+ has {value}\d* more than once"):
         check_distinct(axes)
@@ -224,24 +224,24 @@ def test_a_sweep_trains_every_setting_with_every_seed(monkeypatch):
     worst = [setting["eval_episode_return"]["worst_quarter"] for setting in again["settings"]]
     assert [worst[i] for i in again["ranking"]] == sorted(worst, reverse=True)
 
-    # The command that is printed trains the same lanes alone: the same numbers, to rounding, at the beginning.
+    # The command that is printed trains the same trials alone: the same numbers, to rounding, at the beginning.
     rerun = shlex.split(summary["rerun"])
     assert result.stdout.count(summary["rerun"]) == 1
     assert rerun[:2] == ["python", path_of(script)]
     assert rerun[rerun.index("--eval-episodes") + 1] == "2"
     assert call(script, *rerun[2:], *flags(name="again")).status == 0
-    alone, lanes = saved_metrics(directory.parent / "again"), slice(2 * summary["ranking"][0], None)
+    alone, trials = saved_metrics(directory.parent / "again"), slice(2 * summary["ranking"][0], None)
     for name, x in alone.items():
         if x.ndim == 2:
-            np.testing.assert_allclose(metrics[name][lanes][:2, :2], x[:, :2], rtol=1e-4, atol=1e-5, err_msg=name)
+            np.testing.assert_allclose(metrics[name][trials][:2, :2], x[:, :2], rtol=1e-4, atol=1e-5, err_msg=name)
 
-    # A lane is found again by seed and setting.
+    # A trial is found again by seed and setting.
     config, _, state = load(directory, seed_index=1, setting_index=2)
     assert (getattr(config, rate), config.gamma) == (1e-2, 0.5)
-    lane = jax.tree.leaves(state.params)[0]
+    trial = jax.tree.leaves(state.params)[0]
     _, leaves = saved_state(directory)
     name = next(name for name in leaves if name.startswith(".params"))
-    np.testing.assert_array_equal(lane, leaves[name][5])
+    np.testing.assert_array_equal(trial, leaves[name][5])
 
 
 @pytest.mark.slow

@@ -124,7 +124,7 @@ def test_a_branch_is_seen_and_under_vmap_it_is_a_select():
     assert len(operands("cond", loop, 0, 1.0)) == 1
     assert operands("cond", jax.vmap(loop), counts, x) == []
     assert len(operands("select_n", jax.vmap(loop), counts, x)) >= 1
-    assert len(operands("cond", jax.vmap(loop, (None, 0)), 0, x)) == 1, "a counter that all lanes share is no trap"
+    assert len(operands("cond", jax.vmap(loop, (None, 0)), 0, x)) == 1, "a counter that all trials share is no trap"
 
 
 @pytest.mark.slow

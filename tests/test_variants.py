@@ -70,7 +70,7 @@ def replay(algorithm, state, record, env, starts_again=True):
 
 @cache
 def collected(env, cell="gru"):
-    """Algorithm, State and metrics [2, 3] after three iterations, of a lane that does not learn and one that does."""
+    """Algorithm, State and metrics [2, 3] after three iterations, of a trial that does not learn and one that does."""
     config = replace(RECURRENT, env=env, cell=cell, total_timesteps=150, clip_eps=1e-5)
 
     def train(learning_rate, key):
@@ -106,7 +106,7 @@ def test_the_memory_starts_again_after_either_end(cell):
 )
 def test_without_learning_every_ratio_is_one(env, cell):
     """In every minibatch of three iterations: sequences are valued as they were collected, ends and memory included.
-    The lane that learns is the control."""
+    The trial that learns is the control."""
     _, state, metrics = collected(env, cell)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
     np.testing.assert_array_equal(metrics["clip_fraction"][0], [0.0] * 3)

@@ -170,9 +170,9 @@ def test_a_resumed_run_continues_its_wandb_runs(monkeypatch):
     )
     env_steps = [small_config("ppo").env_steps(i + 1) for i in range(44)]
     num_episodes = saved_metrics(directory_of("ppo", "tracked"))["num_episodes"]
-    for lane, name in enumerate(["ppo-CartPole-v1-tracked-seed0", "ppo-CartPole-v1-tracked-seed1"]):
+    for trial, name in enumerate(["ppo-CartPole-v1-tracked-seed0", "ppo-CartPole-v1-tracked-seed1"]):
         assert [values["env_steps"] for values in logged[name]] == env_steps
-        assert [values["num_episodes"] for values in logged[name]] == num_episodes[lane].tolist()
+        assert [values["num_episodes"] for values in logged[name]] == num_episodes[trial].tolist()
 
 
 def test_wandb_that_cannot_start(monkeypatch, folder):
@@ -209,7 +209,7 @@ def test_wandb_gets_evaluations_in_the_order_of_env_steps(monkeypatch):
 
     logged = []
     monkeypatch.setattr(wandb, "init", lambda **_: FakeRun(logged))
-    arguments = small_run("ppo", name="tracked", wandb="offline", lanes_per_batch="1", eval_every="320")
+    arguments = small_run("ppo", name="tracked", wandb="offline", trials_per_batch="1", eval_every="320")
     assert_finished(call("ppo", *arguments))
     steps = [values["env_steps"] for values in logged]
     assert steps == sorted(set(steps))
@@ -219,8 +219,8 @@ def test_wandb_gets_evaluations_in_the_order_of_env_steps(monkeypatch):
     assert evaluated == dict(zip(metrics["eval_env_steps"].tolist(), expected.tolist(), strict=True))
 
 
-def test_wandb_gets_the_share_of_healthy_lanes_with_every_record(monkeypatch):
-    """The second of five lanes has diverged. The IQM would be 1."""
+def test_wandb_gets_the_share_of_healthy_trials_with_every_record(monkeypatch):
+    """The second of five trials has diverged. The IQM would be 1."""
     import wandb
 
     def compile_init(*args):

@@ -46,7 +46,7 @@ def choose(scores: np.ndarray, untrained: np.ndarray, factor: int) -> np.ndarray
 
     Args:
         scores: [num_settings, num_seeds]; NaN of a seed that diverged: its setting takes no place, also not a free one.
-        untrained: those of the same lanes before training.
+        untrained: those of the same trials before training.
     """
     means = scores.mean(axis=1)
     best = np.sort(means[~np.isnan(means)])[::-1][: count_places(len(scores), factor)]

@@ -40,8 +40,8 @@ class Options:
     checkpoint_buffer: bool = True  # save the replay buffer too; without it files are small but resuming is not exact
     resume: str = ""  # folder of a run to continue, or to extend with a larger --total-timesteps
     devices: NonNegativeInt = 0  # number of devices of this host to use; 0: all; on a CPU a device is a core
-    devices_per_lane: int = 1  # number of devices that split the environments and minibatches of a lane (a seed)
-    lanes_per_batch: str = "auto"  # lanes (seeds x settings) trained at once, more in further batches; auto: what fits
+    devices_per_trial: int = 1  # number of devices that split the environments and minibatches of a trial (a seed)
+    trials_per_batch: str = "auto"  # trials (seeds x settings) trained at once, others after them; auto: what fits
     # precision of matrix products on a GPU or TPU; tf32 and bfloat16 are faster, but results then depend on the device
     matmul_precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     coordinator: str = ""  # address HOST:PORT of process 0; auto: detected from Slurm, Open MPI, Kubernetes, TPU
@@ -53,9 +53,9 @@ class Options:
 
 
 # Options that may not change when a run is resumed, and those that describe a process instead of the run.
-FIXED = ("num_seeds", "seed", "preset", "sweep", "sweep_samples", "sweep_halve", "eval_sampled", "lanes_per_batch")
+FIXED = ("num_seeds", "seed", "preset", "sweep", "sweep_samples", "sweep_halve", "eval_sampled", "trials_per_batch")
 FIXED += ("matmul_precision", "out", "name")
-PROCESS = ("resume", "devices_per_lane", "coordinator", "num_processes", "process_id")
+PROCESS = ("resume", "devices_per_trial", "coordinator", "num_processes", "process_id")
 OF_PROCESS = ("devices", "coordinator", "process_id")  # in which the processes of one run may differ
 # Values of matmul_precision, with JAX's names for them.
 PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
@@ -84,9 +84,9 @@ def check_options(options: Options) -> None:
         _check_halving(options)
     if options.eval_every != "auto":
         _check_interval(options.eval_every)
-    batch = options.lanes_per_batch
+    batch = options.trials_per_batch
     if batch != "auto" and not (batch.isdecimal() and int(batch) >= 1):
-        raise ValueError(f"lanes_per_batch must be auto or at least 1, not {batch}")
+        raise ValueError(f"trials_per_batch must be auto or at least 1, not {batch}")
     if options.name in (".", "..") or "/" in options.name or not options.name.isprintable():
         raise ValueError(f"name must be the name of one folder, not {options.name!r}; --out says where it is")
     if options.name != options.name.strip():

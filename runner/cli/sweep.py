@@ -1,4 +1,4 @@
-"""Grids and random samples of float settings, which are trained as lanes of one compiled program."""
+"""Grids and random samples of float settings, which are trained as trials of one compiled program."""
 
 import dataclasses
 import difflib

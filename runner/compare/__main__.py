@@ -12,7 +12,7 @@ import tyro
 
 from runner.cli.parse import describe_error, fail
 from runner.compare import tables
-from runner.compare.comparison import Line, best_labels, by_environment, label_lines, read_lines
+from runner.compare.comparison import Method, best_labels, by_environment, label_lines, read_lines
 from runner.compare.notes import make_notes
 
 FORMATS = (".png", ".pdf", ".svg")
@@ -89,7 +89,7 @@ def compare(arguments: Arguments) -> None:
 
 
 def make_tables(
-    environments: dict[str, list[Line]],
+    environments: dict[str, list[Method]],
     bars: dict[str, float],
     shown: list[str],
     normalized: dict[str, list[np.ndarray]],
@@ -110,7 +110,7 @@ def make_tables(
 # -- Input -------------------------------------------------------------------------------------------------------------
 
 
-def read_environments(arguments: Arguments) -> dict[str, list[Line]]:
+def read_environments(arguments: Arguments) -> dict[str, list[Method]]:
     """The labelled lines of each environment. Raises ValueError if a run cannot be read or labels do not fit."""
     runs = [Path(run) for run in arguments.runs]
     if not runs:

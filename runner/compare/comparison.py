@@ -17,17 +17,17 @@ from runner.report.statistics import Curve, evaluation_curve, final_return, lear
 
 MAX_LINES = 6  # methods in the picture and in the table of pairs
 MAX_FIELDS = 2  # settings in a label; runs that differ in more are told apart by the names of their folders
-STEPS = ("env_steps", "eval_env_steps")  # arrays of metrics.npz that all lanes share
+STEPS = ("env_steps", "eval_env_steps")  # arrays of metrics.npz that all trials share
 SWEPT = "sweep_"  # before the name of a swept field
 RETURNS = ("episode_return", "num_episodes", "eval_episode_return")
-LANES = ("seed", "is_healthy")  # one value for each lane
+TRIALS = ("seed", "is_healthy")  # one value for each trial
 # Options on which final scores depend; when a run was evaluated before its end decides nothing.
 SCORING = ("eval_episodes", "eval_sampled", "eval_max_steps")
 OPTIONS = (*SCORING, "matmul_precision")  # which one method has in common
 
 
 @dataclass(frozen=True)
-class Line:
+class Method:
     """A method in one environment: a run, or one setting of a sweep."""
 
     directory: Path
@@ -37,7 +37,7 @@ class Line:
     swept: tuple[str, ...]  # names of the swept fields
     planned_seeds: int  # more than there are if the run was interrupted
     options: dict[str, Any]  # OPTIONS
-    metrics: dict[str, np.ndarray]  # STEPS [n], RETURNS [num_seeds, n], LANES [num_seeds]
+    metrics: dict[str, np.ndarray]  # STEPS [n], RETURNS [num_seeds, n], TRIALS [num_seeds]
     label: str = ""
     is_evaluated: bool = True  # scored by its evaluation, else by its training return
     num_runs: int = 1  # whose seeds these are
@@ -77,7 +77,7 @@ class Line:
 # -- Reading -----------------------------------------------------------------------------------------------------------
 
 
-def read_lines(directory: Path) -> list[Line]:
+def read_lines(directory: Path) -> list[Method]:
     """The settings of a run; a run without a sweep is one. Raises ValueError if it cannot be read or has no metrics."""
     record = read_record(directory)
     env, defaults = record.config.get("env"), dataclasses.asdict(Options())
@@ -88,27 +88,27 @@ def read_lines(directory: Path) -> list[Line]:
     if record.rungs and not (directory / store.METRICS).exists():
         raise ValueError(f"{directory} is a halved sweep that has not ended; continue it with --resume")
     arrays = _read_metrics(directory, record)
-    # Iterations of each lane; a sweep may have stopped a setting early.
+    # Iterations of each trial; a sweep may have stopped a setting early.
     ends = arrays.get("num_iterations", np.full(arrays["seed"].shape, len(arrays["env_steps"])))
-    swept, lanes_of = tuple(name.removeprefix(SWEPT) for name in arrays if name.startswith(SWEPT)), defaultdict(dict)
-    for lane, seed in enumerate(arrays["seed"].tolist()):
-        values = tuple(str(arrays[SWEPT + name][lane]) for name in swept)
-        lanes_of[values].setdefault(seed, lane)  # a random sweep may draw the same setting twice
+    swept, trials_of = tuple(name.removeprefix(SWEPT) for name in arrays if name.startswith(SWEPT)), defaultdict(dict)
+    for trial, seed in enumerate(arrays["seed"].tolist()):
+        values = tuple(str(arrays[SWEPT + name][trial]) for name in swept)
+        trials_of[values].setdefault(seed, trial)  # a random sweep may draw the same setting twice
     lines = []
-    for values, lanes in lanes_of.items():
+    for values, trials in trials_of.items():
         fields = record.config | dict(zip(swept, map(float, values), strict=True))
-        rows = list(lanes.values())
+        rows = list(trials.values())
         last = arrays["env_steps"][ends[rows[0]] - 1]
-        metrics = {name: arrays[name][rows] for name in LANES}
+        metrics = {name: arrays[name][rows] for name in TRIALS}
         for name in {*STEPS, *RETURNS} & arrays.keys():
             x = arrays[name] if name in STEPS else arrays[name][rows]
             metrics[name] = x[..., arrays[_steps_of(name)] <= last]
-        lines.append(Line(directory, record.algorithm, env, fields, swept, planned, options, metrics))
+        lines.append(Method(directory, record.algorithm, env, fields, swept, planned, options, metrics))
     return lines
 
 
 def _read_metrics(directory: Path, record: Record) -> dict[str, np.ndarray]:
-    """metrics.npz of a run; of one in parts that has not ended, the saved lanes at the env steps that all have."""
+    """metrics.npz of a run; of one in parts that has not ended, the saved trials at the env steps that all have."""
     whole = directory / store.METRICS
     folders = [store.part_folder(directory, record.parts, part) for part in record.parts]
     paths = [path for folder in folders if (path := folder / store.METRICS).exists()]
@@ -119,14 +119,14 @@ def _read_metrics(directory: Path, record: Record) -> dict[str, np.ndarray]:
 
 
 def _join(saved: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The lanes of several metrics.npz at the env steps that all have."""
+    """The trials of several metrics.npz at the env steps that all have."""
     names = [name for name in saved[0] if all(name in part for part in saved)]
     joined = {name: reduce(np.intersect1d, [part[name] for part in saved]) for name in STEPS if name in names}
     for name in names:
         if name in RETURNS:
             steps = _steps_of(name)
             joined[name] = np.concatenate([part[name][:, np.isin(part[steps], joined[steps])] for part in saved])
-        elif name in (*LANES, "num_iterations") or name.startswith(SWEPT):
+        elif name in (*TRIALS, "num_iterations") or name.startswith(SWEPT):
             joined[name] = np.concatenate([part[name] for part in saved])
     return joined
 
@@ -154,7 +154,7 @@ def _check(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 # -- Labels and environments -------------------------------------------------------------------------------------------
 
 
-def label_lines(lines: list[Line], labels: dict[Path, str]) -> list[Line]:
+def label_lines(lines: list[Method], labels: dict[Path, str]) -> list[Method]:
     """Give each line its label. Lines with one label in different environments are one method.
 
     Args:
@@ -177,7 +177,7 @@ def label_lines(lines: list[Line], labels: dict[Path, str]) -> list[Line]:
     return [_pool(same) for same in methods.values()]
 
 
-def _pool(lines: list[Line]) -> Line:
+def _pool(lines: list[Method]) -> Method:
     """The seeds of several runs with one label as one method. Raises ValueError if their settings differ or they share
     a seed."""
     first, *others = lines
@@ -197,7 +197,7 @@ def _pool(lines: list[Line]) -> Line:
     return dataclasses.replace(first, metrics=metrics, planned_seeds=planned, num_runs=len(lines))
 
 
-def _with_short_texts(lines: list[Line]) -> list[Line]:
+def _with_short_texts(lines: list[Method]) -> list[Method]:
     """The lines, with texts that tell them apart instead of the numbers of fields that are floats."""
     texts = {}
     for name in {name for line in lines for name in line.fields}:
@@ -206,7 +206,7 @@ def _with_short_texts(lines: list[Line]) -> list[Line]:
     return [dataclasses.replace(line, fields=x) for line, x in zip(lines, fields, strict=True)]
 
 
-def _name(lines: list[Line]) -> list[str]:
+def _name(lines: list[Method]) -> list[str]:
     """Labels of the lines of one algorithm, by the settings in which they differ within an environment, or else by the
     names of their folders."""
     swept, differing = {name for line in lines for name in line.swept}, set()
@@ -221,7 +221,7 @@ def _name(lines: list[Line]) -> list[str]:
     return [_label(f"{line.algorithm} {line.directory.resolve().name}", line, line.swept) for line in lines]
 
 
-def _label(name: str, line: Line, shown: set[str] | tuple[str, ...]) -> str:
+def _label(name: str, line: Method, shown: set[str] | tuple[str, ...]) -> str:
     return " ".join([name, *(f"{field}={_text(value)}" for field, value in line.fields.items() if field in shown)])
 
 
@@ -230,7 +230,7 @@ def _text(value: Any) -> str:
     return str(value) if str(value).isprintable() else repr(value)
 
 
-def by_environment(lines: list[Line]) -> dict[str, list[Line]]:
+def by_environment(lines: list[Method]) -> dict[str, list[Method]]:
     """The lines of each environment, scored alike: by training returns unless all of them were evaluated."""
     environments = {}
     for env in dict.fromkeys(line.env for line in lines):
@@ -240,7 +240,7 @@ def by_environment(lines: list[Line]) -> dict[str, list[Line]]:
     return environments
 
 
-def best_labels(environments: dict[str, list[Line]]) -> list[str]:
+def best_labels(environments: dict[str, list[Method]]) -> list[str]:
     """At most MAX_LINES labels in their order: those whose rank by IQM, on average over environments, is the best."""
     ranks = defaultdict(list)
     for lines in environments.values():

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from runner.compare.comparison import MAX_LINES, SCORING, Line
+from runner.compare.comparison import MAX_LINES, SCORING, Method
 
 # Below, 95 % bootstrap intervals are too short: those of P(A > B) of two equal normal distributions leave out 0.5 with
 # 3, 5 and 8 seeds in 21, 11 and 5 % of cases.
@@ -12,7 +12,7 @@ FEW_SEEDS = 8
 MAX_NAMES = 4  # in a list
 
 
-def make_notes(environments: dict[str, list[Line]], shown: list[str], bounds: dict[str, tuple]) -> list[str]:
+def make_notes(environments: dict[str, list[Method]], shown: list[str], bounds: dict[str, tuple]) -> list[str]:
     """The notes of a comparison, one sentence each.
 
     Args:
@@ -44,7 +44,7 @@ def make_notes(environments: dict[str, list[Line]], shown: list[str], bounds: di
     return notes
 
 
-def _environment_notes(env: str, lines: list[Line]) -> list[str]:
+def _environment_notes(env: str, lines: list[Method]) -> list[str]:
     notes = []
     lacking = [line.label for line in lines if not line.has_evaluation]
     if lacking:
@@ -68,7 +68,7 @@ def _environment_notes(env: str, lines: list[Line]) -> list[str]:
     return notes
 
 
-def _line_notes(line: Line) -> list[str]:
+def _line_notes(line: Method) -> list[str]:
     notes, num_seeds = [], len(line.scores)
     if num_seeds < line.planned_seeds:
         notes.append(f"the run was interrupted, {num_seeds} of {line.planned_seeds} seeds have been trained so far")

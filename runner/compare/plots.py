@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from runner.compare.comparison import Line
+from runner.compare.comparison import Method
 from runner.compare.tables import ALL, Value, evaluation_of
 from runner.files.store import replacing
 from runner.report.plots import COLORS, MARKER_SIZE, marked, plain, style
@@ -27,7 +27,7 @@ LOOK |= {"pdf.fonttype": 42, "svg.fonttype": "none"}
 @rc_context(LOOK)
 def plot_comparison(
     path: Path,
-    environments: dict[str, list[Line]],
+    environments: dict[str, list[Method]],
     shown: list[str],
     normalized: dict[str, list[np.ndarray]],
     pairs: list[Value],
@@ -80,7 +80,7 @@ def wrap(text: str, room: float, first: str = "") -> str:
     return plain("\n".join(textwrap.fill(part, width) for part in parts))
 
 
-def _plot_curves(axes: Axes, env: str, lines: list[Line], shown: list[str], room: float) -> None:
+def _plot_curves(axes: Axes, env: str, lines: list[Method], shown: list[str], room: float) -> None:
     drawn = [line for line in lines if line.label in shown and np.isfinite(line.curve().iqm).any()]
     for line in drawn:
         curve = line.curve()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runner.compare.comparison import Line
+from runner.compare.comparison import Method
 from runner.files.store import replacing, write_table
 from runner.report.statistics import (
     aggregate_iqm,
@@ -45,7 +45,7 @@ class Table(NamedTuple):
     values: list[Value]
 
 
-def score_table(env: str, lines: list[Line], bar: float | None) -> Table:
+def score_table(env: str, lines: list[Method], bar: float | None) -> Table:
     """Final scores of the methods of an environment, the best IQM first."""
     is_evaluated = lines[0].is_evaluated
     what = f"last {evaluation_of(lines)}" if is_evaluated else "last tenth of training"
@@ -72,13 +72,13 @@ def score_table(env: str, lines: list[Line], bar: float | None) -> Table:
     return Table(f"{env}: final episode return, {what}", columns, rows, values)
 
 
-def evaluation_of(lines: list[Line]) -> str:
+def evaluation_of(lines: list[Method]) -> str:
     """`greedy evaluation`, `sampled evaluation`, or `evaluation` if there are both."""
     kinds = {"sampled evaluation" if line.options["eval_sampled"] else "greedy evaluation" for line in lines}
     return kinds.pop() if len(kinds) == 1 else "evaluation"
 
 
-def pair_table(environments: dict[str, list[Line]], shown: list[str]) -> Table | None:
+def pair_table(environments: dict[str, list[Method]], shown: list[str]) -> Table | None:
     """P(A > B) of each two of the shown methods that were run in every one of the environments; the mean over them."""
     (env, *others), rows, values = environments, [], []
     where = f"mean over the {len(environments)} environments" if others else env
@@ -99,7 +99,7 @@ def pair_table(environments: dict[str, list[Line]], shown: list[str]) -> Table |
 
 
 def normalized_scores(
-    environments: dict[str, list[Line]], bounds: dict[str, tuple[float, float]]
+    environments: dict[str, list[Method]], bounds: dict[str, tuple[float, float]]
 ) -> dict[str, list[np.ndarray]]:
     """Scores of each method that was run in every environment, 0 at the lower bound and 1 at the upper one.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from common.environment import Environment
 from runner.cli.options import parse_integer
-from runner.devices.lanes import to_host
+from runner.devices.placement import to_host
 from runner.experiment import Experiment
 
 STEPS_PER_CHECK = 8  # of whether all episodes have ended; on a GPU the host waits for the answer
@@ -30,7 +30,7 @@ def auto_evaluations(experiment: Experiment) -> int:
 
 
 def evaluated_iterations(experiment: Experiment) -> np.ndarray:
-    """Numbers of iterations after which the lanes are evaluated, the end not included; 0 is the untrained policy.
+    """Numbers of iterations after which the trials are evaluated, the end not included; 0 is the untrained policy.
 
     Without an interval there is none but, of a sweep that is halved, that of the untrained policy, with which halving
     compares. The end of a rung counts as an end.
@@ -50,7 +50,7 @@ def episode_limit(env: Environment, most: int) -> int:
 
 
 def greedy_policy(algorithm: Any, state: Any, num_envs: int) -> tuple[Callable, Any]:
-    """`act(obs, memory, key=None) -> action, memory` of one lane, sampled with a key, and the memory where episodes
+    """`act(obs, memory, key=None) -> action, memory` of one trial, sampled with a key, and the memory where episodes
     begin; () without one.
     """
     if hasattr(algorithm, "initial_memory"):

@@ -1,6 +1,6 @@
 """Several processes, usually one per host, on JAX's own distributed runtime.
 
-Each process trains its own lanes on its own devices and sends nothing while training. At the start they compare their
+Each process trains its own trials on its own devices and sends nothing while training. At the start they compare their
 settings and agree on the folder of the run, at the end process 0 waits for the others; results pass through the folder,
 which all of them share.
 """
@@ -24,7 +24,7 @@ PATIENCE = 300  # seconds to wait for the other processes at the start
 HEARTBEAT = 30  # seconds without a heartbeat after which a process counts as dead
 
 
-def connect(options: Options) -> None:
+def initialize(options: Options) -> None:
     """Join the other processes, if there are some; JAX's backend must not have started yet. Process 0 prints for all.
 
     Raises:
@@ -129,13 +129,13 @@ def check_same(described: dict[str, Any]) -> None:
         for name in first | other:
             one, two = (x.get(name, "nothing") for x in (first, other))
             if one != two:
-                leave()  # process 0 must not end before the others have read this
+                shutdown()  # process 0 must not end before the others have read this
                 raise ValueError(f"{name} = {one} in process 0 and {two} in process {number}: start all of them alike")
 
 
-def check_places(options: Options, num_lanes: int, num_envs: int) -> None:
-    """Raise ValueError if there is no device here, or fewer than --devices, or too few lanes for all processes, or if
-    --devices-per-lane does not divide the devices or the environments of a lane."""
+def check_places(options: Options, num_trials: int, num_envs: int) -> None:
+    """Raise ValueError if there is no device here, or fewer than --devices, or too few trials for all processes, or if
+    --devices-per-trial does not divide the devices or the environments of a trial."""
     try:
         jax.local_devices()
     except (RuntimeError, AssertionError) as error:  # JAX asserts that it has found one
@@ -145,11 +145,11 @@ def check_places(options: Options, num_lanes: int, num_envs: int) -> None:
     if options.devices > jax.local_device_count():
         raise ValueError(f"devices = {options.devices}, but there are only {jax.local_device_count()} here")
     for what, count in (("devices", options.devices or jax.local_device_count()), ("num_envs", num_envs)):
-        if count % options.devices_per_lane:
-            raise ValueError(f"devices_per_lane = {options.devices_per_lane} must divide {what} = {count}")
-    if num_lanes < jax.process_count():
+        if count % options.devices_per_trial:
+            raise ValueError(f"devices_per_trial = {options.devices_per_trial} must divide {what} = {count}")
+    if num_trials < jax.process_count():
         raise ValueError(
-            f"{jax.process_count()} processes need at least as many lanes (seeds x settings), not {num_lanes}"
+            f"{jax.process_count()} processes need at least as many trials (seeds x settings), not {num_trials}"
         )
 
 
@@ -163,7 +163,7 @@ def _give_up(coordinator: str) -> None:
     os._exit(2)
 
 
-def agree(name: str, decide: Callable[[], str]) -> str:
+def broadcast(name: str, decide: Callable[[], str]) -> str:
     """Return in every process what `decide` returns in process 0. A name can be used once.
 
     Raises ValueError in every process if `decide` does, and if process 0 does not answer.
@@ -181,12 +181,12 @@ def agree(name: str, decide: Callable[[], str]) -> str:
     except jax.errors.JaxRuntimeError:
         raise ValueError(f"process 0 did not answer within {PATIENCE} s") from None
     if decided.startswith("-"):
-        leave()  # process 0 must not end before the others have read this
+        shutdown()  # process 0 must not end before the others have read this
         raise ValueError(decided[1:])
     return decided[1:]
 
 
-def meet(name: str) -> list[int]:
+def barrier(name: str) -> list[int]:
     """Wait for all living processes. Returns those that are absent: dead, ended, or 0 in `leave`, where it meets the
     others too. A name can be used once."""
     client = _client()
@@ -194,7 +194,7 @@ def meet(name: str) -> list[int]:
         return []
     if jax.process_index() == 0:
         client.key_value_set(f"{name}/0", "here")
-    present = _meet(client)
+    present = _arrive(client)
     if not client.key_value_dir_get(name):
         present.discard(0)
     return sorted(set(range(jax.process_count())) - present)
@@ -206,7 +206,7 @@ def describe_absent(absent: list[int], directory: Path) -> str:
     return f"{who} ended too early; what the others trained is saved, continue with {resume_flag(directory)}"
 
 
-def leave() -> None:
+def shutdown() -> None:
     """Disconnect; a second call does nothing.
 
     Process 0 waits until the others have disconnected: without it JAX ends them, perhaps while they save.
@@ -217,11 +217,11 @@ def leave() -> None:
     if jax.process_index() > 0:
         jax.distributed.shutdown()
     else:
-        while len(_meet(client)) > 1:  # some have not disconnected yet
+        while len(_arrive(client)) > 1:  # some have not disconnected yet
             pass
 
 
-def _meet(client: Any) -> set[int]:
+def _arrive(client: Any) -> set[int]:
     """Wait for all living processes to call this, and return their numbers."""
     alive = Future()
 

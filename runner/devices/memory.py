@@ -1,4 +1,4 @@
-"""Memory: how much there is, what does not fit, how lanes are divided so that they fit, and what is printed of it."""
+"""Memory: how much there is, what does not fit, how trials are divided so that they fit, and what is printed of it."""
 
 import os
 import resource
@@ -12,10 +12,10 @@ from common import cgroup_limits
 from common.environment import Environment
 from runner.cli.options import Options
 from runner.devices import hosts
-from runner.experiment import Experiment, Part, split_lanes
+from runner.experiment import Experiment, Part, split_trials
 
-RECORD_BYTES = 40  # per lane and iteration: about ten metrics
-SMALLER = "lower --lanes-per-batch, or if it is 1 --num-envs (or --buffer-size)"  # what helps where it does not suffice
+RECORD_BYTES = 40  # per trial and iteration: about ten metrics
+SMALLER = "lower --trials-per-batch, or if it is 1 --num-envs (or --buffer-size)"  # what helps where it is too little
 
 
 def host_bytes(root: Path = Path("/")) -> int:
@@ -59,57 +59,57 @@ def format_bytes(count: float) -> str:
     return f"{count:.3g} {units[0]}"
 
 
-def describe_lanes(num_lanes: int) -> str:
-    """1 -> '1 lane (a seed of a setting)'."""
-    return "1 lane (a seed of a setting)" if num_lanes == 1 else f"{num_lanes:,} lanes (seeds x settings)"
+def describe_trials(num_trials: int) -> str:
+    """1 -> '1 trial (a seed of a setting)'."""
+    return "1 trial (a seed of a setting)" if num_trials == 1 else f"{num_trials:,} trials (seeds x settings)"
 
 
 def describe_state(abstract_state: Any, num_devices: int) -> str:
-    """Size of the State of a lane, and how many fit."""
-    memory, lane_bytes = available_bytes(num_devices), num_bytes(abstract_state)
-    room = f"at most {memory // lane_bytes:,} fit in {format_bytes(memory)} of memory"
-    return f"{format_bytes(lane_bytes)} of state per seed, {room}"
+    """Size of the State of a trial, and how many fit."""
+    memory, trial_bytes = available_bytes(num_devices), num_bytes(abstract_state)
+    room = f"at most {memory // trial_bytes:,} fit in {format_bytes(memory)} of memory"
+    return f"{format_bytes(trial_bytes)} of state per seed, {room}"
 
 
 # -- Before compiling --------------------------------------------------------------------------------------------------
 
 
-def check_memory(env: Environment, config: Any, options: Options, num_lanes: int, abstract_state: Any) -> None:
+def check_memory(env: Environment, config: Any, options: Options, num_trials: int, abstract_state: Any) -> None:
     """Check what can be known before compiling.
 
     Args:
-        abstract_state: of one lane.
+        abstract_state: of one trial.
 
     Raises:
-        ValueError: the State of a batch of lanes, all metrics, or the evaluation of a lane does not fit.
+        ValueError: the State of a batch of trials, all metrics, or the evaluation of a trial does not fit.
     """
-    check_state(options, num_lanes, num_bytes(abstract_state))
-    check_results(num_lanes, config.num_iterations * RECORD_BYTES)
+    check_state(options, num_trials, num_bytes(abstract_state))
+    check_results(num_trials, config.num_iterations * RECORD_BYTES)
     check_evaluation(env, options)
 
 
-def check_state(options: Options, num_lanes: int, lane_bytes: int) -> None:
-    """Raise ValueError if the State of one batch of lanes (with auto: of one lane) does not fit."""
+def check_state(options: Options, num_trials: int, trial_bytes: int) -> None:
+    """Raise ValueError if the State of one batch of trials (with auto: of one trial) does not fit."""
     available = available_bytes(options.devices or jax.local_device_count())
-    is_auto = options.lanes_per_batch == "auto"
-    least = 1 if is_auto else min(int(options.lanes_per_batch), -(-num_lanes // jax.process_count()))
-    if least * lane_bytes > available:
-        lanes, taken = describe_lanes(least), format_bytes(least * lane_bytes)
-        raise ValueError(f"the state of {lanes} takes {taken} and the memory is {format_bytes(available)}; {SMALLER}")
+    is_auto = options.trials_per_batch == "auto"
+    least = 1 if is_auto else min(int(options.trials_per_batch), -(-num_trials // jax.process_count()))
+    if least * trial_bytes > available:
+        trials, taken = describe_trials(least), format_bytes(least * trial_bytes)
+        raise ValueError(f"the state of {trials} takes {taken} and the memory is {format_bytes(available)}; {SMALLER}")
 
 
-def check_results(num_lanes: int, lane_bytes: int) -> None:
-    """Raise ValueError if the metrics of all lanes do not fit the memory of this host, which joins and writes them."""
-    most = host_bytes() // (3 * lane_bytes)  # joining copies them, writing may do so once more
-    if num_lanes > most:
+def check_results(num_trials: int, trial_bytes: int) -> None:
+    """Raise ValueError if the metrics of all trials do not fit the memory of this host, which joins and writes them."""
+    most = host_bytes() // (3 * trial_bytes)  # joining copies them, writing may do so once more
+    if num_trials > most:
         raise ValueError(
-            f"the metrics of {describe_lanes(num_lanes)} take about {format_bytes(num_lanes * lane_bytes)}; "
-            f"at most {most:,} lanes fit in {format_bytes(host_bytes())} of memory"
+            f"the metrics of {describe_trials(num_trials)} take about {format_bytes(num_trials * trial_bytes)}; "
+            f"at most {most:,} trials fit in {format_bytes(host_bytes())} of memory"
         )
 
 
 def check_evaluation(env: Environment, options: Options) -> None:
-    """Raise ValueError if the evaluation episodes of one lane do not fit: their environments run side by side."""
+    """Raise ValueError if the evaluation episodes of one trial do not fit: their environments run side by side."""
     keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((1,), "uint32"))
     most = available_bytes(1) // (2 * num_bytes(jax.eval_shape(env.reset, keys)))
     if options.eval_episodes > most:
@@ -119,43 +119,43 @@ def check_evaluation(env: Environment, options: Options) -> None:
 # -- Compiling ---------------------------------------------------------------------------------------------------------
 
 
-def divide_lanes(
+def divide_trials(
     make_programs: Callable[[int], Any], experiment: Experiment, recorded: list[Part], most: int, name: str
 ) -> tuple[Any, list[Part]]:
-    """Divide the lanes of a run into parts that fit the memory, and compile.
+    """Divide the trials of a run into parts that fit the memory, and compile.
 
     Args:
-        make_programs: number of lanes -> their `Programs`.
+        make_programs: number of trials -> their `Programs`.
         recorded: the parts of a run that is resumed, which it keeps; else empty.
-        most: lanes in a part with --lanes-per-batch auto, or fewer.
+        most: trials in a part with --trials-per-batch auto, or fewer.
         name: under which all processes agree on that number.
 
     Raises:
         ValueError: what is asked for does not fit.
     """
 
-    def divide(lanes_per_batch: int) -> tuple[Any, list[Part]]:
-        parts = recorded or split_lanes(experiment.num_lanes, jax.process_count(), lanes_per_batch)
-        return make_programs(max(part.num_lanes for part in parts)), parts
+    def divide(trials_per_batch: int) -> tuple[Any, list[Part]]:
+        parts = recorded or split_trials(experiment.num_trials, jax.process_count(), trials_per_batch)
+        return make_programs(max(part.num_trials for part in parts)), parts
 
-    asked = experiment.options.lanes_per_batch
+    asked = experiment.options.trials_per_batch
     if asked != "auto" or recorded:
-        programs, parts = divide(experiment.num_lanes if asked == "auto" else int(asked))
+        programs, parts = divide(experiment.num_trials if asked == "auto" else int(asked))
         check_fits(programs, "resume it on a machine with more memory" if recorded else SMALLER)
         return programs, parts
     programs, parts = divide(max(1, most))
-    while (share := programs.share_of_memory) > 1 and programs.num_lanes > 1:
-        programs, parts = divide(max(1, int(programs.num_lanes / share)))
+    while (share := programs.share_of_memory) > 1 and programs.num_trials > 1:
+        programs, parts = divide(max(1, int(programs.num_trials / share)))
 
     def decide() -> str:
         check_fits(programs, SMALLER)
-        return str(programs.num_lanes)
+        return str(programs.num_trials)
 
-    agreed = int(hosts.agree(name, decide))
-    return (programs, parts) if agreed == programs.num_lanes else divide(agreed)
+    agreed = int(hosts.broadcast(name, decide))
+    return (programs, parts) if agreed == programs.num_trials else divide(agreed)
 
 
 def check_fits(programs: Any, hint: str) -> None:
     """Raise ValueError if the training program takes more memory than its devices have."""
     if (share := programs.share_of_memory) > 1:
-        raise ValueError(f"training {describe_lanes(programs.num_lanes)} takes {share:.2f} times the memory; {hint}")
+        raise ValueError(f"training {describe_trials(programs.num_trials)} takes {share:.2f} times the memory; {hint}")

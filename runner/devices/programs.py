@@ -14,8 +14,8 @@ import numpy as np
 from common.buffer import Buffer, add, read
 from common.environment import Environment
 from runner.devices.evaluation import episode_limit, evaluate, greedy_policy, sampled_policy
-from runner.devices.lanes import compile_init, compile_quickly, compile_segment, is_finite, make_placement, to_host
 from runner.devices.memory import format_bytes, program_bytes, share_of_memory
+from runner.devices.placement import compile_init, compile_quickly, compile_segment, is_finite, make_placement, to_host
 from runner.experiment import Experiment, Part
 
 MAX_SEGMENT = 256  # iterations in one segment
@@ -46,15 +46,15 @@ def cut_newest(buffer: Buffer, n: int) -> Buffer:
 
 
 class Programs:
-    """Initialisation, training and evaluation of `num_lanes` lanes, the same programs for every part.
+    """Initialisation, training and evaluation of `num_trials` trials, the same programs for every part.
 
     Initialisation and evaluation are compiled in a thread, in parallel with training.
     """
 
-    def __init__(self, experiment: Experiment, abstract_state: Any, num_lanes: int, num_devices: int):
-        self.experiment, self.abstract_state, self.num_lanes = experiment, abstract_state, num_lanes
-        devices_per_lane, num_envs = experiment.options.devices_per_lane, experiment.config.num_envs
-        self.placement = make_placement(num_lanes, num_devices, devices_per_lane, num_envs)
+    def __init__(self, experiment: Experiment, abstract_state: Any, num_trials: int, num_devices: int):
+        self.experiment, self.abstract_state, self.num_trials = experiment, abstract_state, num_trials
+        devices_per_trial, num_envs = experiment.options.devices_per_trial, experiment.config.num_envs
+        self.placement = make_placement(num_trials, num_devices, devices_per_trial, num_envs)
         self.capacity = min(experiment.config.num_iterations, MAX_SEGMENT)  # iterations in a call
         settings = {name: jax.ShapeDtypeStruct((), x.dtype) for name, x in experiment.settings.items()}
         self.settings, self.state = self.placement.abstract(settings), self.placement.abstract(abstract_state)
@@ -62,7 +62,7 @@ class Programs:
         self.threads = ThreadPoolExecutor(max_workers=1)
 
     def serve(self, experiment: Experiment) -> "Programs":
-        """The same programs for as many lanes of other settings."""
+        """The same programs for as many trials of other settings."""
         served = copy.copy(self)
         served.experiment, served.compile_seconds = experiment, 0.0
         return served
@@ -70,14 +70,14 @@ class Programs:
     def inputs(self, part: Part) -> tuple[dict[str, jax.Array], jax.Array]:
         """Settings and keys of a part, placed on the devices."""
         experiment, rows = self.experiment, slice(part.start, part.stop)
-        settings = {name: x[rows] for name, x in experiment.lane_settings.items()}
-        keys = jax.vmap(jax.random.key)(experiment.lane_seeds[rows])
+        settings = {name: x[rows] for name, x in experiment.trial_settings.items()}
+        keys = jax.vmap(jax.random.key)(experiment.trial_seeds[rows])
         return self.placement.place((settings, keys))
 
     @cached_property
     def init(self) -> Future:
         """Future of the compiled `(settings, keys) -> State`; the first access starts the compilation."""
-        return self.threads.submit(compile_init, self.experiment.make_lane, self.placement, self.settings)
+        return self.threads.submit(compile_init, self.experiment.make_trial, self.placement, self.settings)
 
     def refill(self, part: Part) -> Any:
         """`state.buffer` of random transitions, from which no n-step window leads to later ones."""
@@ -97,7 +97,7 @@ class Programs:
             _ = self.init
         if self.experiment.options.eval_episodes:
             _ = self.evaluation
-        segment = compile_segment(self.experiment.make_lane, self.placement, self.settings, self.state, self.capacity)
+        segment = compile_segment(self.experiment.make_trial, self.placement, self.settings, self.state, self.capacity)
         if not self.experiment.options.resume:
             self.init.result()  # training begins with it
         self.compile_seconds = time.perf_counter() - started
@@ -112,7 +112,7 @@ class Programs:
 
     @cached_property
     def evaluation(self) -> Future:
-        """Future of the compiled `(settings, State, keys, iteration, batch) -> episodes` and its episodes per lane."""
+        """Future of the compiled `(settings, State, keys, iteration, batch) -> episodes` and its episodes per trial."""
         return self.threads.submit(self._compile_evaluation)
 
     def _compile_evaluation(self) -> tuple[Callable, int]:
@@ -121,10 +121,10 @@ class Programs:
         while True:
 
             def play(settings, state, key, iteration, batch, num_episodes=num_episodes):
-                # Training folds nothing into a lane's key, so evaluation never uses a key of training.
+                # Training folds nothing into a trial's key, so evaluation never uses a key of training.
                 for number in (np.uint32(2**32 - 1), iteration, batch):
                     key = jax.random.fold_in(key, number)
-                algorithm, env = self.experiment.make_lane(settings), self.experiment.env
+                algorithm, env = self.experiment.make_trial(settings), self.experiment.env
                 if self.experiment.options.eval_sampled:
                     key, action_key = jax.random.split(key)
                     act, memory = sampled_policy(algorithm, state, num_episodes, action_key)
@@ -144,10 +144,10 @@ class Programs:
     def evaluate(self, part: Part, state: Any, iteration: int) -> dict[str, np.ndarray]:
         """Mean return and length over `eval_episodes` whole episodes, and the number of those that were cut.
 
-        After each iteration a lane plays other episodes, which do not depend on when it was evaluated before.
+        After each iteration a trial plays other episodes, which do not depend on when it was evaluated before.
 
         Returns:
-            [num_lanes] each.
+            [num_trials] each.
         """
         total = self.experiment.options.eval_episodes
         if not self.evaluation.done():
@@ -155,7 +155,7 @@ class Programs:
         (settings, keys), (program, num_episodes) = self.inputs(part), self.evaluation.result()
         num_batches = -(-total // num_episodes)
         numbers = [(np.uint32(iteration), np.uint32(batch)) for batch in range(num_batches)]
-        batches = [to_host(program(settings, state, keys, *number), part.num_lanes) for number in numbers]
+        batches = [to_host(program(settings, state, keys, *number), part.num_trials) for number in numbers]
         episodes = jax.tree.map(lambda *x: np.concatenate(x, axis=1)[:, :total], *batches)
         return {
             "eval_episode_return": episodes["episode_return"].mean(axis=1),
@@ -164,5 +164,5 @@ class Programs:
         }
 
     def is_healthy(self, part: Part, state: Any) -> np.ndarray:
-        """Whether all parameters are finite, [num_lanes] bool."""
-        return to_host(jax.jit(is_finite)(state.params), part.num_lanes)
+        """Whether all parameters are finite, [num_trials] bool."""
+        return to_host(jax.jit(is_finite)(state.params), part.num_trials)

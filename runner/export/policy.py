@@ -42,8 +42,8 @@ class Policy:
 
 
 def make_policy(algorithm: Any, state: Any, env: Environment) -> Policy:
-    """The policy of a lane. What no output depends on, such as the part of an observation that only the critic sees, is
-    not among its inputs. Raises ValueError if nothing is left.
+    """The policy of a trial. What no output depends on, such as the part of an observation that only the critic sees,
+    is not among its inputs. Raises ValueError if nothing is left.
     """
     obs = jax.tree.map(jax.ShapeDtypeStruct, env.obs_shape, env.obs_dtype, is_leaf=lambda x: isinstance(x, tuple))
     memory = [algorithm.initial_memory(1)] if hasattr(algorithm, "initial_memory") else []

@@ -1,6 +1,6 @@
-"""Checkpoints: the State of all lanes of a part and its iteration, in one safetensors file.
+"""Checkpoints: the State of all trials of a part and its iteration, in one safetensors file.
 
-Arrays are named by their path in the State, such as `params.params.Dense_0.kernel`; their first axis is the lanes.
+Arrays are named by their path in the State, such as `params.params.Dense_0.kernel`; their first axis is the trials.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ from runner.files.tensors import NAMES, pieces, place, read, write
 
 POLICY = ("params", "obs_statistics")  # the fields of a State that `act` and `value` read
 KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}  # types of keys, and their generators
-MAX_UNREAD = 2**26  # numbers in a lane of a checkpoint that are not those of this State
+MAX_UNREAD = 2**26  # numbers in a trial of a checkpoint that are not those of this State
 
 
-def save(path: Path, iteration: int, state: Any, num_lanes: int | None = None) -> None:
+def save(path: Path, iteration: int, state: Any, num_trials: int | None = None) -> None:
     """Write a checkpoint; a kill at any moment leaves the previous one or this one complete.
 
     Args:
         state: of arrays [num_padded, ...]; its buffer may be None. On a CPU it is not copied.
-        num_lanes: without the padding; None: there is none.
+        num_trials: without the padding; None: there is none.
 
     Raises:
         OSError: the file cannot be written.
@@ -41,7 +41,7 @@ def save(path: Path, iteration: int, state: Any, num_lanes: int | None = None) -
     """
     leaves = named_leaves(state)
     data = {name: jax.random.key_data(x) if is_key(x) else x for name, x in leaves.items()}
-    arrays = {name: pieces(x, len(x) if num_lanes is None else num_lanes) for name, x in data.items()}
+    arrays = {name: pieces(x, len(x) if num_trials is None else num_trials) for name, x in data.items()}
     content = {"iteration": iteration, "keys": _key_types(leaves), "checksums": _checksums(arrays)}
     text = json.dumps(content)
     with replacing(path) as temporary:
@@ -60,10 +60,10 @@ def read_iteration(path: Path) -> int | None:
 
 
 def restore(path: Path, abstract_state: Any, placed_state: Any = None) -> Any:
-    """Read the State of all lanes.
+    """Read the State of all trials.
 
     Args:
-        abstract_state: the expected shapes and dtypes, [num_lanes, ...].
+        abstract_state: the expected shapes and dtypes, [num_trials, ...].
         placed_state: those with padding and shardings, [num_padded, ...], to which it is read; None: to the host.
 
     Returns:
@@ -85,45 +85,45 @@ def restore(path: Path, abstract_state: Any, placed_state: Any = None) -> Any:
         return _rebuild(abstract_state, {name: place(x, _data_of(targets[name])) for name, x in rows.items()})
 
 
-def restore_lanes(path: Path, abstract_state: Any, lanes: np.ndarray) -> Any:
-    """Read the State of some lanes of a checkpoint to the host, [len(lanes), ...].
+def restore_trials(path: Path, abstract_state: Any, trials: np.ndarray) -> Any:
+    """Read the State of some trials of a checkpoint to the host, [len(trials), ...].
 
     Args:
-        abstract_state: the expected shapes and dtypes, of one lane.
-        lanes: counted from 0 within the checkpoint.
+        abstract_state: the expected shapes and dtypes, of one trial.
+        trials: counted from 0 within the checkpoint.
 
     Raises:
         ValueError: the checkpoint is damaged or holds something else; the message names it.
     """
     with _opened(path) as (file, content):
         rows = _slices(file)
-        if not _fits(abstract_state, rows, content, int(lanes.max())):
+        if not _fits(abstract_state, rows, content, int(trials.max())):
             raise ValueError("it does not hold the arrays of this State")
-        saved = {name: np.concatenate([x[i : i + 1] for i in lanes.tolist()]) for name, x in rows.items()}
-        for i, lane in enumerate(lanes.tolist()):
-            _check({name: [x[i : i + 1]] for name, x in saved.items()}, content, slice(lane, lane + 1))
+        saved = {name: np.concatenate([x[i : i + 1] for i in trials.tolist()]) for name, x in rows.items()}
+        for i, trial in enumerate(trials.tolist()):
+            _check({name: [x[i : i + 1]] for name, x in saved.items()}, content, slice(trial, trial + 1))
         return _rebuild(abstract_state, saved)
 
 
-def restore_policy(path: Path, abstract_state: Any, lane: int) -> Any:
-    """Read the State of one lane, without the axis of lanes and without its replay buffer.
+def restore_policy(path: Path, abstract_state: Any, trial: int) -> Any:
+    """Read the State of one trial, without the axis of trials and without its replay buffer.
 
     A field of the State that another version of the script saved differently is None, but for those in POLICY.
 
     Args:
-        abstract_state: the expected shapes and dtypes, of one lane.
-        lane: counted from 0 within the checkpoint.
+        abstract_state: the expected shapes and dtypes, of one trial.
+        trial: counted from 0 within the checkpoint.
 
     Raises:
         ValueError: the checkpoint is damaged or holds another policy; the message names it.
     """
-    one = slice(lane, lane + 1)
+    one = slice(trial, trial + 1)
     with _opened(path) as (file, content):
         rows = {name: x for name, x in _slices(file).items() if _group(name) != "buffer"}
         other = {}
         for field in dataclasses.fields(abstract_state):
             arrays = {name: x for name, x in rows.items() if name.partition(".")[0] == field.name}
-            if not _fits({field.name: getattr(abstract_state, field.name)}, arrays, content, lane):
+            if not _fits({field.name: getattr(abstract_state, field.name)}, arrays, content, trial):
                 other[field.name] = None
         if lacking := [name for name in POLICY if name in other]:
             raise ValueError(f"its {' and '.join(lacking)} are not those of this version of the script")
@@ -144,28 +144,28 @@ def _slices(file: Any) -> dict[str, Any]:
     rows = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, it is no dict
     for name, x in rows.items():
         if not x.get_shape() or x.get_dtype() not in NAMES.values():
-            raise ValueError(f"{name} is no array of lanes")
+            raise ValueError(f"{name} is no array of trials")
     return rows
 
 
-def _fits(tree: Any, rows: dict[str, Any], content: dict[str, Any], lane: int | None = None) -> bool:
+def _fits(tree: Any, rows: dict[str, Any], content: dict[str, Any], trial: int | None = None) -> bool:
     """Whether arrays of a file are the leaves of this part of a State, in their shapes and types.
 
     Args:
-        lane: the tree is that of one lane, of which the file must have so many and one more; None: it has all lanes.
+        trial: the tree is that of one trial, of which the file must have so many and one more; None: it has all trials.
     """
     leaves, shapes = named_leaves(tree), {name: x.get_shape() for name, x in rows.items()}
     expected = {name: ([*x.shape], NAMES[x.dtype.name]) for name, x in jax.tree.map(_data_of, leaves).items()}
-    saved = {name: (shapes[name][lane is not None :], x.get_dtype()) for name, x in rows.items()}
+    saved = {name: (shapes[name][trial is not None :], x.get_dtype()) for name, x in rows.items()}
     keys = {name: kind for name, kind in content["keys"].items() if name in rows}
-    has_lane = lane is None or all(shape[:1] > [lane] for shape in shapes.values())
-    return has_lane and expected == saved and keys == _key_types(leaves)
+    has_trial = trial is None or all(shape[:1] > [trial] for shape in shapes.values())
+    return has_trial and expected == saved and keys == _key_types(leaves)
 
 
-def _check(saved: dict[str, Iterable[np.ndarray]], content: dict[str, Any], lanes: slice) -> None:
-    """Raise ValueError unless the arrays of these lanes, in pieces, have the checksums that were saved with them."""
+def _check(saved: dict[str, Iterable[np.ndarray]], content: dict[str, Any], trials: slice) -> None:
+    """Raise ValueError unless the arrays of these trials, in pieces, have the checksums that were saved with them."""
     for group, checksums in _checksums(saved).items():
-        if checksums != content["checksums"][group][lanes]:
+        if checksums != content["checksums"][group][trials]:
             raise ValueError("its checksums do not match")
 
 
@@ -210,12 +210,12 @@ def _read_content(metadata: dict[str, str]) -> dict[str, Any]:
 
 
 def _checksums(arrays: dict[str, Iterable[np.ndarray]]) -> dict[str, list[int]]:
-    """CRC-32 of each lane of arrays in pieces, separately for the buffer, so that the rest can be read without it."""
+    """CRC-32 of each trial of arrays in pieces, separately for the buffer, so that the rest can be read without it."""
     checksums = {}
     for name in sorted(arrays):
         before = iter(checksums.get(_group(name), itertools.repeat(0)))
-        lanes = [zlib.crc32(x[i : i + 1], next(before)) for x in arrays[name] for i in range(len(x))]
-        checksums[_group(name)] = lanes
+        trials = [zlib.crc32(x[i : i + 1], next(before)) for x in arrays[name] for i in range(len(x))]
+        checksums[_group(name)] = trials
     return checksums
 
 

@@ -1,4 +1,4 @@
-"""Load a trained policy: one lane of a finished or interrupted run."""
+"""Load a trained policy: one trial of a finished or interrupted run."""
 
 import contextlib
 import dataclasses
@@ -40,7 +40,7 @@ def load(
         script: the file of another script, which is run; None: as above.
 
     Returns:
-        config, algorithm (with `act` and `value`) and that lane's State, without a replay buffer. Of a run of another
+        config, algorithm (with `act` and `value`) and that trial's State, without a replay buffer. Of a run of another
         version of the script, the State has at least what `act` and `value` read; a note says what is None.
 
     Raises:
@@ -68,13 +68,13 @@ def _restore(
     experiment = read_experiment(record, module)
     if setting_index is None:
         setting_index = _choose_setting(run_dir, experiment)
-    experiment.lane(seed_index or 0, setting_index)  # refuses those that the run does not have
+    experiment.trial(seed_index or 0, setting_index)  # refuses those that the run does not have
     config = dataclasses.replace(experiment.config, **experiment.setting(setting_index))
     algorithm = module.make(config)
     abstract_state = jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0))
     states = []
     for seed in range(experiment.options.num_seeds) if seed_index is None else [seed_index]:
-        places = lanes_of_checkpoints(run_dir, record, experiment, experiment.lane(seed, setting_index))
+        places = trials_of_checkpoints(run_dir, record, experiment, experiment.trial(seed, setting_index))
         path, row = next((place for place in places if place[0].exists()), (None, 0))
         if path is None:
             raise ValueError(f"{run_dir} has no checkpoint of this seed")
@@ -97,16 +97,16 @@ def _choose_setting(run_dir: Path, experiment: Experiment) -> int:
     return chosen
 
 
-def lanes_of_checkpoints(
-    run_dir: Path, record: Record, experiment: Experiment, lane: int
+def trials_of_checkpoints(
+    run_dir: Path, record: Record, experiment: Experiment, trial: int
 ) -> Iterator[tuple[Path, int]]:
-    """The checkpoints that a lane may have, the last rung's first, and its row there."""
-    folders = [(run_dir, record.parts, np.arange(experiment.num_lanes))]
+    """The checkpoints that a trial may have, the last rung's first, and its row there."""
+    folders = [(run_dir, record.parts, np.arange(experiment.num_trials))]
     for index, rung in enumerate(record.rungs):
-        folders.append((rung_folder(run_dir, index), rung.parts, experiment.lanes_at(rung.settings)))
-    for folder, parts, lanes in reversed(folders):
+        folders.append((rung_folder(run_dir, index), rung.parts, experiment.trials_at(rung.settings)))
+    for folder, parts, trials in reversed(folders):
         for part in parts:
-            for row in np.flatnonzero(lanes[part.start : part.stop] == lane):
+            for row in np.flatnonzero(trials[part.start : part.stop] == trial):
                 yield part_folder(folder, parts, part) / CHECKPOINT, int(row)
 
 

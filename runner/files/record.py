@@ -20,7 +20,7 @@ from runner.cli.sweep import count_settings, make_settings, read_axes
 from runner.experiment import Experiment, Part, Rung
 from runner.files.store import RECORD, read_json, write_json
 
-MAX_LANES = 2**22  # of a record, so that a sweep in it does not fill the memory
+MAX_TRIALS = 2**22  # of a record, so that a sweep in it does not fill the memory
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "safetensors", "numpy")
 # The fields that are read again, with their types.
 FIELDS = {"script": str, "config": dict, "options": dict, "parts": list, "wandb_id": str}
@@ -189,8 +189,10 @@ def read_experiment(record: Record, script: Any) -> Experiment:
     """The experiment of a record; `script`: the module that trained it. Raises ValueError if they do not fit."""
     config, options = read_config(record, script.Config), read_options(record)
     axes = read_axes(options.sweep, options.sweep_samples, config)
-    if (num_lanes := count_settings(axes, options.sweep_samples) * options.num_seeds) > MAX_LANES:
-        raise ValueError(f"{record.path} has {num_lanes:,} lanes (seeds x settings); at most {MAX_LANES:,} can be read")
+    if (num_trials := count_settings(axes, options.sweep_samples) * options.num_seeds) > MAX_TRIALS:
+        raise ValueError(
+            f"{record.path} has {num_trials:,} trials (seeds x settings); at most {MAX_TRIALS:,} can be read"
+        )
     settings = make_settings(axes, options.sweep_samples, options.seed)
     experiment = Experiment(record.script, script.make, config, options, settings)
     check_rungs(record, experiment)
@@ -198,17 +200,17 @@ def read_experiment(record: Record, script: Any) -> Experiment:
 
 
 def check_rungs(record: Record, experiment: Experiment) -> None:
-    """Raise ValueError unless the recorded parts have all lanes, those of each rung all lanes of its settings."""
-    check_parts(record.parts, experiment.num_lanes)
+    """Raise ValueError unless the recorded parts have all trials, those of each rung all trials of its settings."""
+    check_parts(record.parts, experiment.num_trials)
     for rung in record.rungs:
         if not set(rung.settings) <= set(range(experiment.num_settings)):
             raise ValueError(f"the recorded rungs are not those of {experiment.num_settings} settings")
         check_parts(rung.parts, len(rung.settings) * experiment.options.num_seeds)
 
 
-def check_parts(parts: list[Part], num_lanes: int) -> None:
-    """Raise ValueError unless parts follow each other from lane 0 to the last one. An empty list is not planned yet."""
+def check_parts(parts: list[Part], num_trials: int) -> None:
+    """Raise ValueError unless parts follow each other from trial 0 to the last. An empty list is not planned yet."""
     starts, stops = [part.start for part in parts], [part.stop for part in parts]
-    is_whole = [*starts, num_lanes] == [0, *stops] and all(part.start < part.stop for part in parts)
+    is_whole = [*starts, num_trials] == [0, *stops] and all(part.start < part.stop for part in parts)
     if parts and not is_whole:
-        raise ValueError(f"the recorded parts are not those of {num_lanes} lanes (seeds x settings)")
+        raise ValueError(f"the recorded parts are not those of {num_trials} trials (seeds x settings)")

@@ -100,7 +100,7 @@ def _without_nan(x: Any) -> Any:
 
 def part_folder(directory: Path, parts: list[Part], part: Part) -> Path:
     """The folder of a part; a run, or a rung, of a single part has everything in its own folder."""
-    return directory if len(parts) == 1 else directory / "parts" / f"lanes-{part.start}-to-{part.stop - 1}"
+    return directory if len(parts) == 1 else directory / "parts" / f"trials-{part.start}-to-{part.stop - 1}"
 
 
 def rung_folder(directory: Path, index: int) -> Path:
@@ -111,7 +111,7 @@ def rung_folder(directory: Path, index: int) -> Path:
 def write_metrics(
     directory: Path,
     env_steps: np.ndarray,
-    lanes: dict[str, np.ndarray],
+    trials: dict[str, np.ndarray],
     metrics: dict[str, np.ndarray],
     evaluations: dict[str, np.ndarray],
 ) -> None:
@@ -119,11 +119,11 @@ def write_metrics(
 
     Args:
         env_steps: [num_iterations].
-        lanes: what each lane is, `seed` and swept fields, [num_lanes].
-        metrics: [num_lanes, num_iterations].
-        evaluations: EVAL_STEPS [num_evaluations], EVAL_METRICS [num_lanes, num_evaluations]; or empty.
+        trials: what each trial is, `seed` and swept fields, [num_trials].
+        metrics: [num_trials, num_iterations].
+        evaluations: EVAL_STEPS [num_evaluations], EVAL_METRICS [num_trials, num_evaluations]; or empty.
     """
-    write_arrays(directory / METRICS, {"env_steps": env_steps} | lanes | metrics | evaluations)
+    write_arrays(directory / METRICS, {"env_steps": env_steps} | trials | metrics | evaluations)
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -138,9 +138,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     with _opened_arrays(path) as file:
         arrays = dict(file)
     lengths, seeds = arrays.get("num_iterations", np.empty(0)), arrays.get("seed", np.empty(0))
-    of_lanes = [x for name, x in arrays.items() if name in ("num_iterations", "is_healthy") or name[:6] == "sweep_"]
-    if "seed" in arrays and any(x.shape != (len(seeds),) for x in of_lanes):  # evaluation.npz has none
-        raise ValueError(f"{path} is damaged: it has {len(seeds)} seeds, and other numbers of lanes")
+    of_trials = [x for name, x in arrays.items() if name in ("num_iterations", "is_healthy") or name[:6] == "sweep_"]
+    if "seed" in arrays and any(x.shape != (len(seeds),) for x in of_trials):  # evaluation.npz has none
+        raise ValueError(f"{path} is damaged: it has {len(seeds)} seeds, and other numbers of trials")
     if len(lengths) and lengths.dtype.kind not in "iu":
         raise ValueError(f"{path} is damaged: its num_iterations are no integers")
     if (lengths < 1).any() or (lengths > len(arrays.get("env_steps", ()))).any():
@@ -148,12 +148,12 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def read_scores(directory: Path, num_lanes: int) -> dict[str, np.ndarray]:
-    """Read evaluation.npz, the scores of a part. Raises ValueError if it is missing, damaged or of other lanes."""
+def read_scores(directory: Path, num_trials: int) -> dict[str, np.ndarray]:
+    """Read evaluation.npz, the scores of a part. Raises ValueError if it is missing, damaged or of other trials."""
     path = directory / EVALUATION
     scores = read_arrays(path)
-    if "is_healthy" not in scores or any(x.shape != (num_lanes,) for x in scores.values()):
-        raise ValueError(f"{path} does not have the scores of {num_lanes} lanes")
+    if "is_healthy" not in scores or any(x.shape != (num_trials,) for x in scores.values()):
+        raise ValueError(f"{path} does not have the scores of {num_trials} trials")
     return scores
 
 
@@ -200,12 +200,12 @@ def _check_header(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
 
 
 def read_metrics(
-    directory: Path, env_steps: np.ndarray, lanes: dict[str, np.ndarray]
+    directory: Path, env_steps: np.ndarray, trials: dict[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The metrics and the evaluations of the first iterations of a run, as for `write_metrics`.
 
     Args:
-        env_steps, lanes: what the file must say, as for `write_metrics`; it may have more iterations.
+        env_steps, trials: what the file must say, as for `write_metrics`; it may have more iterations.
 
     Raises:
         ValueError: metrics.npz is missing, damaged, too short or of another run.
@@ -214,15 +214,15 @@ def read_metrics(
     arrays = read_arrays(path)
     if len(arrays.get("env_steps", ())) < num_iterations:
         raise ValueError(f"{path} has fewer than the {num_iterations} iterations of the checkpoint")
-    expected = {"env_steps": env_steps} | lanes
+    expected = {"env_steps": env_steps} | trials
     is_same = all(name in arrays and np.array_equal(arrays[name][: len(x)], x) for name, x in expected.items())
     evaluations = {name: arrays.pop(name) for name in (EVAL_STEPS, *EVAL_METRICS) if name in arrays}
     metrics = {name: x[:, :num_iterations] for name, x in arrays.items() if x.ndim == 2}
-    num_lanes = len(lanes.get("seed", ()))
-    shape = num_lanes, len(evaluations.get(EVAL_STEPS, ()))
+    num_trials = len(trials.get("seed", ()))
+    shape = num_trials, len(evaluations.get(EVAL_STEPS, ()))
     if evaluations and [evaluations.get(name, np.empty(0)).shape for name in EVAL_METRICS] != [shape] * 2:
         is_same = False
-    if not is_same or any(x.shape != (num_lanes, num_iterations) for x in metrics.values()):
+    if not is_same or any(x.shape != (num_trials, num_iterations) for x in metrics.values()):
         raise ValueError(f"{path} belongs to another run")
     return metrics, until(evaluations, int(np.max(env_steps, initial=0)))
 

@@ -18,16 +18,16 @@ NAMES |= {f"{x}int{bits}": f"{x or 'i'}{bits}".upper() for x in ("", "u") for bi
 NAMES |= {f"float{bits}": f"F{bits}" for bits in (16, 32, 64)}
 
 
-def pieces(x: Any, num_lanes: int) -> list[np.ndarray]:
+def pieces(x: Any, num_trials: int) -> list[np.ndarray]:
     """The first rows of an array [num_padded, ...] on the host, as arrays that follow each other.
 
     They are what each device has of it: on a CPU views, where the whole array of several devices would be a copy.
     """
     shards = [shard for shard in getattr(x, "addressable_shards", ()) if shard.replica_id == 0]
     if not shards or any(shard.data.shape[1:] != x.shape[1:] for shard in shards):
-        return [np.ascontiguousarray(np.asarray(x)[:num_lanes])]  # environments are divided too: such arrays are small
+        return [np.ascontiguousarray(np.asarray(x)[:num_trials])]  # environments are divided too: such arrays are small
     parts = {shard.index[0].start or 0: shard.data for shard in shards}
-    return [np.ascontiguousarray(np.asarray(parts[i])[: max(0, num_lanes - i)]) for i in sorted(parts)]
+    return [np.ascontiguousarray(np.asarray(parts[i])[: max(0, num_trials - i)]) for i in sorted(parts)]
 
 
 def write(path: Path, arrays: dict[str, list[np.ndarray]], metadata: dict[str, str]) -> None:
@@ -52,17 +52,17 @@ def write(path: Path, arrays: dict[str, list[np.ndarray]], metadata: dict[str, s
 
 def read(rows: Any) -> Iterator[np.ndarray]:
     """All rows of an array in a file, in pieces; `rows`: what `safe_open(...).get_slice(name)` returns."""
-    for lanes in _blocks(rows, np.arange(rows.get_shape()[0])):
-        yield rows[lanes[0] : lanes[-1] + 1]
+    for trials in _blocks(rows, np.arange(rows.get_shape()[0])):
+        yield rows[trials[0] : trials[-1] + 1]
 
 
 def place(rows: Any, target: jax.ShapeDtypeStruct) -> jax.Array:
     """An array of a file, as for `read`, on its devices: [num_padded, ...] with the sharding of `target`, which repeats
     the last row."""
     last, shards = rows.get_shape()[0] - 1, []
-    for device, (lanes, *rest) in target.sharding.addressable_devices_indices_map(target.shape).items():
-        blocks = _blocks(rows, np.minimum(np.arange(target.shape[0])[lanes], last))
-        parts = (_select(rows, lanes)[:, *rest] for lanes in blocks)
+    for device, (trials, *rest) in target.sharding.addressable_devices_indices_map(target.shape).items():
+        blocks = _blocks(rows, np.minimum(np.arange(target.shape[0])[trials], last))
+        parts = (_select(rows, trials)[:, *rest] for trials in blocks)
         with jax.default_device(device):  # jnp.zeros(device=) makes them elsewhere and copies them
             if len(blocks) == 1:
                 shard = jax.device_put(next(parts))
@@ -80,14 +80,14 @@ def _fill(shard: jax.Array, part: jax.Array, start: int) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(shard, part, start, axis=0)
 
 
-def _select(rows: Any, lanes: np.ndarray) -> np.ndarray:
+def _select(rows: Any, trials: np.ndarray) -> np.ndarray:
     """Rows that follow each other, of which the last may be repeated."""
-    x = rows[lanes[0] : lanes[-1] + 1]
-    return x if len(x) == len(lanes) else x[lanes - lanes[0]]
+    x = rows[trials[0] : trials[-1] + 1]
+    return x if len(x) == len(trials) else x[trials - trials[0]]
 
 
-def _blocks(rows: Any, lanes: np.ndarray) -> list[np.ndarray]:
+def _blocks(rows: Any, trials: np.ndarray) -> list[np.ndarray]:
     """These rows in blocks of at most BLOCK bytes, or of one row."""
     row_bytes = rows[:0].itemsize * math.prod(rows.get_shape()[1:])
     size = max(1, BLOCK // max(1, row_bytes))
-    return np.split(lanes, range(size, len(lanes), size))
+    return np.split(trials, range(size, len(trials), size))

@@ -20,7 +20,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 def print_header(experiment: Experiment, has_preset: bool, num_devices: int, abstract_state: Any) -> None:
-    """Print what is trained, on which devices, how many lanes fit their memory, and what a user may not expect."""
+    """Print what is trained, on which devices, how many trials fit their memory, and what a user may not expect."""
     config, options = experiment.config, experiment.options
     last = options.seed + options.num_seeds - 1
     seeds = f"seeds {options.seed} to {last}" if options.num_seeds > 1 else f"seed {options.seed}"
@@ -113,14 +113,14 @@ class LastingStream:
 
 
 class ProgressDisplay:
-    """Shows env steps of one lane, the speed over all lanes that are trained together, and the latest returns."""
+    """Shows env steps of one trial, the speed over all trials that are trained together, and the latest returns."""
 
     def __init__(self, experiment: Experiment, part: Part, iteration: int, stop: int):
         self.experiment, self.part = experiment, part
         self.total_steps = experiment.config.env_steps(stop)
         self.start_steps, self.start_time = experiment.config.env_steps(iteration), time.perf_counter()
         self.last_line = -float("inf")
-        self.diverged = np.zeros(part.num_lanes, bool)
+        self.diverged = np.zeros(part.num_trials, bool)
         self.bar = None
         if sys.stdout.isatty():
             from rich import progress
@@ -140,10 +140,10 @@ class ProgressDisplay:
             self.bar.stop()
 
     def update(self, progress: Progress, is_healthy: np.ndarray) -> None:
-        """Report the progress so far, and of which lanes all parameters are finite, [num_lanes] bool."""
+        """Report the progress so far, and of which trials all parameters are finite, [num_trials] bool."""
         steps = self.experiment.config.env_steps(progress.iteration)
         elapsed = time.perf_counter() - self.start_time
-        speed = (steps - self.start_steps) * self.part.num_lanes / max(elapsed, 1e-9)
+        speed = (steps - self.start_steps) * self.part.num_trials / max(elapsed, 1e-9)
         text = f"{speed:,.0f} steps/s  return {latest_return(progress.metrics):.1f}"
         if progress.evaluations and steps < self.total_steps:  # at the end it would not be the one of the report
             text += f"  {self.experiment.policy} {iqm(progress.evaluations['eval_episode_return'][:, -1]):.1f}"
@@ -154,13 +154,13 @@ class ProgressDisplay:
             self.bar.update(self.task, completed=steps, description=text)
         elif steps >= self.total_steps or elapsed - self.last_line >= SECONDS_BETWEEN_LINES:
             self.last_line = elapsed
-            left = (self.total_steps - steps) * self.part.num_lanes / max(speed, 1e-9)
+            left = (self.total_steps - steps) * self.part.num_trials / max(speed, 1e-9)
             print(f"{steps:>12,} / {self.total_steps:,} steps  {text}  {left:.0f} s left", flush=True)
 
     def _warn(self, steps: int, is_healthy: np.ndarray) -> None:
-        """Say once of each lane that it has diverged. While the bar is shown, print writes above it."""
+        """Say once of each trial that it has diverged. While the bar is shown, print writes above it."""
         new = np.flatnonzero(~is_healthy & ~self.diverged)
         self.diverged |= ~is_healthy
         if len(new):
-            lanes = self.experiment.name_lanes(self.part.start + new)
-            print(f"diverged by {steps:,} env steps (a parameter is not finite): {lanes}", flush=True)
+            trials = self.experiment.name_trials(self.part.start + new)
+            print(f"diverged by {steps:,} env steps (a parameter is not finite): {trials}", flush=True)

@@ -138,7 +138,7 @@ def print_scores(experiment: Experiment, directory: Path, scores: Scores) -> Non
         names = ["mean", "iqm", "min", "max"]
         print(f"\n{what}:\n{row(COLUMNS, names, INTERVAL)}\n{numbers(scores.shown[0], names)}")
     if num_cut := summary["eval_cut_episodes"]:
-        total = experiment.num_lanes * options.eval_episodes
+        total = experiment.num_trials * options.eval_episodes
         steps = episode_limit(experiment.env, options.eval_max_steps)
         print(f"{num_cut:,} of {total:,} evaluation episodes had not ended after {steps:,} steps and were cut")
     if scores.greedy_gap:
@@ -146,9 +146,9 @@ def print_scores(experiment: Experiment, directory: Path, scores: Scores) -> Non
         print(f"greedy actions score {greedy:.1f}, far below the training return of {training:.1f}; ", end="")
         print("if the policy needs its randomness, train with --eval-sampled")
     if len(scores.diverged):
-        print(f"diverged (a parameter is not finite), in no number above: {experiment.name_lanes(scores.diverged)}")
-    for name, (steps, lanes) in scores.unmeasured.items():
-        print(f"{name} has no finite value from {steps:,} env steps on: {experiment.name_lanes(lanes)}")
+        print(f"diverged (a parameter is not finite), in no number above: {experiment.name_trials(scores.diverged)}")
+    for name, (steps, trials) in scores.unmeasured.items():
+        print(f"{name} has no finite value from {steps:,} env steps on: {experiment.name_trials(trials)}")
 
 
 def print_ranking(experiment: Experiment, directory: Path, scores: Scores) -> None:
@@ -165,7 +165,7 @@ def print_ranking(experiment: Experiment, directory: Path, scores: Scores) -> No
         head, width = "env steps", width + 13
     print(f"{head:>{width}} {row(COLUMNS, list(COLUMNS), INTERVAL)}")
     for name, index in zip(names, scores.ranking, strict=False):
-        lost = np.isin(scores.diverged, experiment.lanes_at([index])).sum()
+        lost = np.isin(scores.diverged, experiment.trials_at([index])).sum()
         mark = f"  {lost} of {seeds} diverged" if lost else ""
         print(f"{name:{width}} {numbers(scores.shown[index], list(COLUMNS))}{mark}")
     if len(scores.ranking) > MAX_ROWS:

@@ -20,7 +20,7 @@ class Scores:
     shown: list[dict[str, float]]  # those of the seeds that have not diverged, if there are some
     env_steps: np.ndarray  # of one seed of each setting; a sweep that is halved stops some early
     ranking: list[int]  # settings, the best first; those that were stopped early come last
-    diverged: np.ndarray  # lanes
+    diverged: np.ndarray  # trials
     unmeasured: dict[str, tuple[int, np.ndarray]]  # see `find_unmeasured`
     greedy_gap: tuple[float, float] | None  # of the best setting: see `find_greedy_gap`
 
@@ -85,30 +85,30 @@ def find_greedy_gap(training: Curve, env_steps: np.ndarray, greedy: np.ndarray) 
 
 
 def find_unmeasured(experiment: Experiment, result: Result) -> dict[str, tuple[int, np.ndarray]]:
-    """Metrics of which the last tenth of a run has no finite value, in lanes that have not diverged.
+    """Metrics of which the last tenth of a run has no finite value, in trials that have not diverged.
 
     Returns:
-        name -> env steps from which on a lane has none, and these lanes.
+        name -> env steps from which on a trial has none, and these trials.
     """
     found, num_iterations = {}, result.num_iterations[:, None]
     for name, x in result.metrics.items():
         iterations = np.arange(x.shape[1])
         is_finite = np.isfinite(x) & (iterations < num_iterations)
         is_late = iterations >= num_iterations - np.maximum(1, num_iterations // 10)
-        lanes = np.flatnonzero(~(is_finite & is_late).any(axis=1) & result.scores["is_healthy"])
-        if len(lanes):
-            last = max((int(np.max(np.flatnonzero(row), initial=-1)) for row in is_finite[lanes]), default=-1)
-            found[name] = int(experiment.config.env_steps(last + 1)), lanes
+        trials = np.flatnonzero(~(is_finite & is_late).any(axis=1) & result.scores["is_healthy"])
+        if len(trials):
+            last = max((int(np.max(np.flatnonzero(row), initial=-1)) for row in is_finite[trials]), default=-1)
+            found[name] = int(experiment.config.env_steps(last + 1)), trials
     return found
 
 
 def training_returns(result: Result) -> np.ndarray:
-    """`final_return` of each lane at its own end, [num_lanes]."""
+    """`final_return` of each trial at its own end, [num_trials]."""
     returns = np.full(len(result.num_iterations), np.nan)
     for n in set(result.num_iterations.tolist()):
-        lanes = result.num_iterations == n
-        metrics = (result.metrics[name][lanes, :n] for name in ("episode_return", "num_episodes"))
-        returns[lanes] = final_return(*metrics)
+        trials = result.num_iterations == n
+        metrics = (result.metrics[name][trials, :n] for name in ("episode_return", "num_episodes"))
+        returns[trials] = final_return(*metrics)
     return returns
 
 
@@ -136,7 +136,7 @@ def summarize_setting(
     experiment: Experiment, scores: dict[str, np.ndarray], is_healthy: np.ndarray, index: int
 ) -> dict[str, Any]:
     """The entry of one setting in summary.json."""
-    seeds, healthy = (experiment.by_setting(x)[index] for x in (experiment.lane_seeds, is_healthy))
+    seeds, healthy = (experiment.by_setting(x)[index] for x in (experiment.trial_seeds, is_healthy))
     by_setting = {name: experiment.by_setting(x)[index] for name, x in scores.items()}
     summaries = {name: summarize(x) | {"per_seed": x.tolist()} for name, x in by_setting.items()}
     return experiment.setting(index) | {"diverged_seeds": seeds[~healthy].tolist()} | summaries

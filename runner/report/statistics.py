@@ -92,11 +92,11 @@ def rank(summaries: list[dict[str, float]], statistic: str = "iqm") -> list[int]
 
 
 def final_return(episode_return: np.ndarray, num_episodes: np.ndarray) -> np.ndarray:
-    """Mean training return of each lane over the episodes of the last tenth of a run, NaN if none ended there.
+    """Mean training return of each trial over the episodes of the last tenth of a run, NaN if none ended there.
 
     Args:
-        episode_return: [num_lanes, num_iterations], NaN where no episode ended.
-        num_episodes: [num_lanes, num_iterations].
+        episode_return: [num_trials, num_iterations], NaN where no episode ended.
+        num_episodes: [num_trials, num_iterations].
     """
     last = max(1, episode_return.shape[1] // 10)
     returns, counts = episode_return[:, -last:], num_episodes[:, -last:]

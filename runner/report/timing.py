@@ -16,7 +16,7 @@ class Timing:
     evaluating: float = 0.0  # with the wait for its compilation
     saving: float = 0.0  # checkpoints and metrics
     reporting: float = 0.0  # the statistics and pictures at the end
-    env_steps: int = 0  # trained by this process, sum over its lanes
+    env_steps: int = 0  # trained by this process, sum over its trials
 
     @contextlib.contextmanager
     def measure(self, what: str) -> Iterator[None]:

@@ -44,7 +44,7 @@ def _is_logged_in() -> bool:
 
 
 class Tracker:
-    """Logs metrics on env steps: one wandb run per setting with the IQM over seeds, or one per lane, in one group.
+    """Logs metrics on env steps: one wandb run per setting with the IQM over seeds, or one per trial, in one group.
 
     A resumed run continues its wandb runs, whose ids are derived from `wandb_id`. The step of wandb is the env step:
     wandb counts from 0 again when a run is resumed offline.
@@ -52,20 +52,20 @@ class Tracker:
 
     def __init__(self, experiment: Experiment, directory: Path, wandb_id: str):
         self.experiment, self.wandb_id = experiment, wandb_id
-        self.runs = []  # pairs of a wandb run and the lanes that it shows
+        self.runs = []  # pairs of a wandb run and the trials that it shows
         options = experiment.options
         if options.wandb == "disabled" or jax.process_index() > 0:
             return
         group = f"{experiment.algorithm}-{experiment.config.env}-{directory.name}"
         config = {"algorithm": experiment.algorithm} | dataclasses.asdict(experiment.config)
         config |= {name: x for name, x in dataclasses.asdict(options).items() if name not in PROCESS}
-        lanes = np.arange(experiment.num_lanes)
-        for index, lanes_of_setting in enumerate(experiment.by_setting(lanes)):
+        trials = np.arange(experiment.num_trials)
+        for index, trials_of_setting in enumerate(experiment.by_setting(trials)):
             setting = experiment.setting(index)
             name = "-".join([group, *experiment.name_setting(index).split()])
-            shown = lanes_of_setting[:, None] if options.wandb_per_seed else lanes_of_setting[None]
-            for lanes in shown:
-                seed = int(experiment.lane_seeds[lanes[0]])
+            shown = trials_of_setting[:, None] if options.wandb_per_seed else trials_of_setting[None]
+            for trials in shown:
+                seed = int(experiment.trial_seeds[trials[0]])
                 run = _init(
                     mode=options.wandb,
                     project=options.wandb_project,
@@ -80,15 +80,15 @@ class Tracker:
                 )
                 run.define_metric("env_steps")
                 run.define_metric("*", step_metric="env_steps")
-                self.runs.append((run, lanes))
+                self.runs.append((run, trials))
 
     def log(self, env_steps: np.ndarray, metrics: dict[str, np.ndarray]) -> None:
-        """env_steps [n], ascending from call to call; what is logged at the same one is joined. metrics [num_lanes, n];
-        values that are not finite (no episode ended) are left out."""
-        for run, lanes in self.runs:
+        """env_steps [n], ascending from call to call; what is logged at the same one is joined. Of metrics
+        [num_trials, n] those that are not finite (no episode ended) are left out."""
+        for run, trials in self.runs:
             for i, step in enumerate(env_steps.tolist()):
-                known = {name: x[lanes, i][np.isfinite(x[lanes, i])] for name, x in metrics.items()}
-                values = {name: _over_lanes(name, x) for name, x in known.items() if len(x)}
+                known = {name: x[trials, i][np.isfinite(x[trials, i])] for name, x in metrics.items()}
+                values = {name: _over_trials(name, x) for name, x in known.items() if len(x)}
                 if values:
                     run.log({"env_steps": step} | values, step=step)
 
@@ -108,7 +108,7 @@ class Tracker:
         self.log(steps, metrics)
 
     def log_episode(self, env_steps: int, path: Path) -> None:
-        """Log an animation of the first lane, a .gif, .html or .svg, which may be removed afterwards."""
+        """Log an animation of the first trial, a .gif, .html or .svg, which may be removed afterwards."""
         import wandb
 
         media = wandb.Video(str(path)) if path.suffix == ".gif" else wandb.Html(path.read_text())
@@ -116,9 +116,9 @@ class Tracker:
         run.log({"env_steps": env_steps, "episode": media}, step=env_steps)
 
     def finish(self, result: Result) -> None:
-        """Write the scores of the lanes into the summary and close."""
-        for run, lanes in self.runs:
-            run.summary.update({name: _over_lanes(name, x[lanes]) for name, x in result.scores.items()})
+        """Write the scores of the trials into the summary and close."""
+        for run, trials in self.runs:
+            run.summary.update({name: _over_trials(name, x[trials]) for name, x in result.scores.items()})
             run.finish()
 
 
@@ -132,6 +132,6 @@ def _init(**arguments: Any) -> Any:
         raise ValueError(f"wandb cannot start: {error}; --wandb offline needs no network") from error
 
 
-def _over_lanes(name: str, x: np.ndarray) -> float:
-    """The IQM of some lanes, of `is_healthy` the share."""
+def _over_trials(name: str, x: np.ndarray) -> float:
+    """The IQM of some trials, of `is_healthy` the share."""
     return float(np.mean(x) if name == "is_healthy" else iqm(x))

@@ -1,8 +1,8 @@
-"""Placement of lanes on devices, and the compiled programs that train them.
+"""Placement of trials on devices, and the compiled programs that train them.
 
-A lane is one seed of one setting. Lanes are the first axis of every array between programs, and never exchange
-anything. With --devices-per-lane N each lives on N devices, which split its environments and its minibatches: there XLA
-divides the program of the lane, and puts in what its devices have to exchange.
+A trial is one seed of one setting. Trials are the first axis of every array between programs, and never exchange
+anything. With --devices-per-trial N each lives on N devices, which split its environments and its minibatches: there
+XLA divides the program of the trial, and puts in what its devices have to exchange.
 """
 
 from collections.abc import Callable
@@ -16,50 +16,50 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from common.random import is_key
 from runner.devices.memory import num_bytes
 
-CACHED_LANES = 8  # lanes trained together on a CPU core; more overflow the caches, fewer are slower
+CACHED_TRIALS = 8  # trials trained together on a CPU core; more overflow the caches, fewer are slower
 # For programs that do not train: LLVM's level 1 halves their compilation, and they run as fast.
-QUICK = {"xla_backend_optimization_level": 1}
-COPIED_BYTES = 8 * 2**20  # largest State of a lane that is copied in and out of a group, once per segment
-# Fields of State that every device of a lane holds whole: each reads all of it. The others belong to the environments.
-WHOLE = ("params", "target_params", "opt_state", "buffer", "obs_statistics")
+FAST_COMPILE = {"xla_backend_optimization_level": 1}
+COPIED_BYTES = 8 * 2**20  # largest State of a trial that is copied in and out of a group, once per segment
+# Fields of State that every device of a trial holds whole: each reads all of it. The others belong to the environments.
+REPLICATED_FIELDS = ("params", "target_params", "opt_state", "buffer", "obs_statistics")
 
 
 class Placement(NamedTuple):
-    """How lanes are spread over devices. They are padded to fill all groups of all devices; results are trimmed."""
+    """How trials are spread over devices. They are padded to fill all groups of all devices; results are trimmed."""
 
     num_padded: int
     num_groups: int  # per device, evaluated one after another, and trained so unless their State is large
-    sharding: NamedSharding  # over the mesh axis "lane"
-    num_envs: int  # of a lane, split over the mesh axis "env"; 0: a lane has one device, and the mesh no such axis
+    sharding: NamedSharding  # over the mesh axis "trial"
+    num_envs: int  # of a trial, split over the mesh axis "env"; 0: a trial has one device, and the mesh no such axis
 
     def on_devices(self, function: Callable, num_shared: int = 0) -> Callable:
-        """Call a function on each device with that device's lanes; only devices of one lane wait for each other.
+        """Call a function on each device with that device's trials; only devices of one trial wait for each other.
 
-        Its last `num_shared` arguments are the same for all lanes.
+        Its last `num_shared` arguments are the same for all trials.
         """
 
         def called(*args):
-            lane, shared = PartitionSpec("lane"), PartitionSpec()
-            specs = (lane,) * (len(args) - num_shared) + (shared,) * num_shared
+            trial, shared = PartitionSpec("trial"), PartitionSpec()
+            specs = (trial,) * (len(args) - num_shared) + (shared,) * num_shared
             mesh = self.sharding.mesh
-            axes = {"in_specs": specs, "out_specs": lane, "axis_names": {"lane"}}
+            axes = {"in_specs": specs, "out_specs": trial, "axis_names": {"trial"}}
             return jax.shard_map(function, mesh=mesh, check_vma=False, **axes)(*args)
 
         return called
 
     def each(self, function: Callable, num_shared: int = 0, in_groups: bool = False) -> Callable:
-        """Map a function of one lane over all lanes; its last `num_shared` arguments are the same for all.
+        """Map a function of one trial over all trials; its last `num_shared` arguments are the same for all.
 
         With `in_groups` a device maps one group after another: a loop in the function then ends when it has ended for
-        the lanes of the group, not for all lanes.
+        the trials of the group, not for all trials.
         """
 
         def mapped(*args):
-            lanes, shared = args[: len(args) - num_shared], args[len(args) - num_shared :]
+            trials, shared = args[: len(args) - num_shared], args[len(args) - num_shared :]
             if not in_groups or self.num_groups == 1:
-                return map_lanes(lambda lane: function(*lane, *shared), lanes)
-            size = len(jax.tree.leaves(lanes)[0]) // self.num_groups
-            return jax.lax.map(lambda lane: function(*lane, *shared), lanes, batch_size=size)
+                return map_trials(lambda trial: function(*trial, *shared), trials)
+            size = len(jax.tree.leaves(trials)[0]) // self.num_groups
+            return jax.lax.map(lambda trial: function(*trial, *shared), trials, batch_size=size)
 
         return self.on_devices(mapped, num_shared)
 
@@ -68,18 +68,18 @@ class Placement(NamedTuple):
 
         def choose(path, x):
             field = jax.tree_util.keystr(path[:1], simple=True)
-            is_split = self.num_envs and field not in WHOLE and x.shape[1:2] == (self.num_envs,)
-            return self.sharding.update(spec=PartitionSpec("lane", "env")) if is_split else self.sharding
+            is_split = self.num_envs and field not in REPLICATED_FIELDS and x.shape[1:2] == (self.num_envs,)
+            return self.sharding.update(spec=PartitionSpec("trial", "env")) if is_split else self.sharding
 
         return jax.tree.map_with_path(choose, tree)
 
     def abstract(self, tree: Any) -> Any:
-        """Shapes and dtypes of one lane -> those of all lanes, with padding and sharding."""
+        """Shapes and dtypes of one trial -> those of all trials, with padding and sharding."""
         padded = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.num_padded, *x.shape), x.dtype), tree)
         return jax.tree.map(lambda x, sharding: x.update(sharding=sharding), padded, self.shardings(padded))
 
     def place(self, tree: Any) -> Any:
-        """Pad arrays [num_lanes, ...] with copies of the last lane and spread them over the devices."""
+        """Pad arrays [num_trials, ...] with copies of the last trial and spread them over the devices."""
 
         def pad(x):
             return x if len(x) == self.num_padded else x[np.minimum(np.arange(self.num_padded), len(x) - 1)]
@@ -87,61 +87,61 @@ class Placement(NamedTuple):
         return jax.device_put(jax.tree.map(pad, tree), self.shardings(tree))
 
 
-def map_lanes(function: Callable, lanes: Any) -> Any:
-    """`jax.vmap` of a function of one lane. A single lane loses its axis: on a CPU XLA's programs with LayerNorm are
+def map_trials(function: Callable, trials: Any) -> Any:
+    """`jax.vmap` of a function of one trial. A single trial loses its axis: on a CPU XLA's programs with LayerNorm are
     twice as fast without it (benchmarks/NOTES.md)."""
-    if len(jax.tree.leaves(lanes)[0]) > 1:
-        return jax.vmap(function)(lanes)
-    results = function(jax.tree.map(lambda x: x[0], lanes))
+    if len(jax.tree.leaves(trials)[0]) > 1:
+        return jax.vmap(function)(trials)
+    results = function(jax.tree.map(lambda x: x[0], trials))
     return jax.tree.map(lambda x: jnp.expand_dims(x, 0), results)  # x may be a Python number
 
 
-def to_host(tree: Any, num_lanes: int) -> Any:
-    """Copy arrays [num_padded, ...] to the host, without their padding: [num_lanes, ...]."""
+def to_host(tree: Any, num_trials: int) -> Any:
+    """Copy arrays [num_padded, ...] to the host, without their padding: [num_trials, ...]."""
 
     def copy(x):
         if is_key(x):
             return jax.random.wrap_key_data(copy(jax.random.key_data(x)))
-        return np.asarray(x)[:num_lanes]
+        return np.asarray(x)[:num_trials]
 
     return jax.tree.map(copy, tree)
 
 
-def make_placement(num_lanes: int, num_devices: int, devices_per_lane: int = 1, num_envs: int = 0) -> Placement:
-    """Spread lanes evenly over the first local devices, and over no more devices than needed.
+def make_placement(num_trials: int, num_devices: int, devices_per_trial: int = 1, num_envs: int = 0) -> Placement:
+    """Spread trials evenly over the first local devices, and over no more devices than needed.
 
     Args:
-        devices_per_lane: a divisor of num_devices and of num_envs, the environments of a lane.
+        devices_per_trial: a divisor of num_devices and of num_envs, the environments of a trial.
     """
-    num_places = min(num_devices, jax.local_device_count()) // devices_per_lane
-    on_place = -(-num_lanes // num_places)
-    num_places = -(-num_lanes // on_place)
-    devices = jax.local_devices()[: num_places * devices_per_lane]
-    is_shared = devices_per_lane > 1
-    shape, axes = ((num_places, devices_per_lane), ("lane", "env")) if is_shared else ((num_places,), ("lane",))
+    num_places = min(num_devices, jax.local_device_count()) // devices_per_trial
+    on_place = -(-num_trials // num_places)
+    num_places = -(-num_trials // on_place)
+    devices = jax.local_devices()[: num_places * devices_per_trial]
+    is_shared = devices_per_trial > 1
+    shape, axes = ((num_places, devices_per_trial), ("trial", "env")) if is_shared else ((num_places,), ("trial",))
     mesh = jax.make_mesh(shape, axes, axis_types=(AxisType.Auto,) * len(axes), devices=devices)
-    num_groups = -(-on_place // CACHED_LANES) if devices[0].platform == "cpu" and not is_shared else 1
+    num_groups = -(-on_place // CACHED_TRIALS) if devices[0].platform == "cpu" and not is_shared else 1
     num_padded = -(-on_place // num_groups) * num_groups * num_places
-    sharding = NamedSharding(mesh, PartitionSpec("lane"))
+    sharding = NamedSharding(mesh, PartitionSpec("trial"))
     return Placement(num_padded, num_groups, sharding, num_envs if is_shared else 0)
 
 
-def strong(tree: Any) -> Any:
+def strip_weak_types(tree: Any) -> Any:
     """The same arrays without weak types, which some environments start with. A checkpoint has none, so the program
     would be compiled twice."""
     return jax.tree.map(lambda x: x.astype(x.dtype) if getattr(x, "weak_type", False) else x, tree)
 
 
 def compile_init(make: Callable, placement: Placement, settings: Any) -> Callable:
-    """Compile `(settings, keys) -> State` of all lanes, each made on the device where it will live.
+    """Compile `(settings, keys) -> State` of all trials, each made on the device where it will live.
 
     Args:
-        make: the settings of one lane, name -> [], to its Algorithm.
+        make: the settings of one trial, name -> [], to its Algorithm.
         settings: [num_padded] each, may be abstract.
     """
 
     def init(settings, key):
-        return strong(make(settings).init(key))
+        return strip_weak_types(make(settings).init(key))
 
     key = placement.abstract(jax.eval_shape(jax.random.key, 0))
     function = placement.each(init)
@@ -151,7 +151,7 @@ def compile_init(make: Callable, placement: Placement, settings: Any) -> Callabl
 def compile_quickly(function: Callable, shardings: Any, *inputs: Any) -> jax.stages.Compiled:
     """Compile a function of abstract arrays that does not train; `shardings` are those of what it returns."""
     lowered = jax.jit(function, out_shardings=shardings).lower(*inputs)
-    return lowered.compile(compiler_options=QUICK if jax.default_backend() == "cpu" else {})
+    return lowered.compile(compiler_options=FAST_COMPILE if jax.default_backend() == "cpu" else {})
 
 
 def compile_segment(make: Callable, placement: Placement, settings: Any, state: Any, capacity: int) -> Callable:
@@ -166,8 +166,8 @@ def make_segment(make: Callable, placement: Placement, state: Any, capacity: int
     to `capacity`. The state is donated.
 
     Args:
-        make: the settings of one lane, name -> [], to its Algorithm.
-        state: of all lanes, may be abstract.
+        make: the settings of one trial, name -> [], to its Algorithm.
+        state: of all trials, may be abstract.
     """
 
     def segment(settings, state, start, stop):
@@ -189,7 +189,7 @@ def make_segment(make: Callable, placement: Placement, state: Any, capacity: int
 
         def train(state, first):  # the states of the other groups stay where they are
             inputs = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, size), (settings, state))
-            trained, records = map_lanes(lambda lane: segment(*lane, start, stop), inputs)
+            trained, records = map_trials(lambda trial: segment(*trial, start, stop), inputs)
             put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, first, axis=0)
             return jax.tree.map(put, state, trained), records
 
@@ -202,6 +202,6 @@ def make_segment(make: Callable, placement: Placement, state: Any, capacity: int
 
 
 def is_finite(tree: Any) -> jax.Array:
-    """Whether all floats of a lane are finite. Arrays [num_lanes, ...] -> [num_lanes] bool."""
+    """Whether all floats of a trial are finite. Arrays [num_trials, ...] -> [num_trials] bool."""
     leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.all(jnp.stack([jnp.isfinite(x).reshape(len(x), -1).all(axis=1) for x in leaves]), axis=0)

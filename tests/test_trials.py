@@ -1,4 +1,4 @@
-"""Lanes in batches, on several devices and in several processes: the same numbers as all of them at once."""
+"""Trials in batches, on several devices and in several processes: the same numbers as all of them at once."""
 
 import json
 import os
@@ -30,13 +30,13 @@ from helpers import (
 from runs import assert_refused
 
 import runner.devices.hosts
-import runner.devices.lanes
 import runner.devices.memory
+import runner.devices.placement
 import runner.devices.programs
 from common.buffer import draw_rows, init_buffer
 from common.random import shuffle_epochs
 from runner.cli.options import Options
-from runner.devices.lanes import compile_init, compile_segment, make_placement, to_host
+from runner.devices.placement import compile_init, compile_segment, make_placement, to_host
 from runner.files.load import load
 from runner.main import describe_program
 
@@ -47,7 +47,7 @@ pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 
 
 def assert_same_beginning(a, b):
-    """The same lanes in the same places; the same numbers to rounding in the first iterations."""
+    """The same trials in the same places; the same numbers to rounding in the first iterations."""
     assert a.keys() == b.keys()
     for name, x in a.items():
         assert (x.shape, x.dtype) == (b[name].shape, b[name].dtype)
@@ -67,7 +67,7 @@ def collectives(program) -> list[str]:
     return re.findall(r"all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|partition-id", text)
 
 
-def test_lanes_on_several_devices_do_not_communicate():
+def test_trials_on_several_devices_do_not_communicate():
     """The compiled programs have no collective."""
     import ppo
 
@@ -75,16 +75,16 @@ def test_lanes_on_several_devices_do_not_communicate():
         pytest.skip("one device has nobody to talk to")
     algorithm = ppo.make(small_config("ppo"))
     make = lambda settings: algorithm
-    lanes = make_placement(3, 2)
-    assert (lanes.num_padded, lanes.sharding.num_devices) == (4, 2)
-    keys = lanes.place(jax.vmap(jax.random.key)(np.arange(3)))
+    trials = make_placement(3, 2)
+    assert (trials.num_padded, trials.sharding.num_devices) == (4, 2)
+    keys = trials.place(jax.vmap(jax.random.key)(np.arange(3)))
     with jax.numpy_rank_promotion("allow"):  # distrax needs it
-        init = compile_init(make, lanes, {})
+        init = compile_init(make, trials, {})
         state = init({}, keys)
-        programs = init, compile_segment(make, lanes, {}, state, capacity=2)
+        programs = init, compile_segment(make, trials, {}, state, capacity=2)
     assert {x.sharding.num_devices for x in jax.tree.leaves(state)} == {2}
     assert [collectives(program) for program in programs] == [[], []]
-    talks = jax.jit(lambda x: x - x.mean()).lower(lanes.place(np.arange(4.0, dtype=np.float32))).compile()
+    talks = jax.jit(lambda x: x - x.mean()).lower(trials.place(np.arange(4.0, dtype=np.float32))).compile()
     assert collectives(talks)  # the negative control
 
 
@@ -101,26 +101,26 @@ class Counter:
         return state | {"sum": state["sum"] + self.amount}, {"product": iteration * self.amount}
 
 
-@pytest.mark.parametrize(("num_lanes", "num_devices"), [(1, 1), (2, 2), (9, 1), (17, 2), (33, 1), (64, 2)])
-def test_every_lane_has_its_own_setting_state_and_records(num_lanes, num_devices):
-    """However many lanes are trained together, and whatever is padded."""
-    lanes = make_placement(num_lanes, num_devices)
-    assert num_lanes <= lanes.num_padded < num_lanes + lanes.num_groups * lanes.sharding.num_devices
-    amount = np.arange(1, num_lanes + 1, dtype=np.float32)
-    settings, keys = lanes.place(({"amount": amount}, jax.vmap(jax.random.key)(np.arange(num_lanes))))
-    state = compile_init(Counter, lanes, settings)(settings, keys)
-    start, before = np.asarray(state["sum"])[:num_lanes], jax.random.key_data(keys)
-    segment = compile_segment(Counter, lanes, settings, state, capacity=4)
+@pytest.mark.parametrize(("num_trials", "num_devices"), [(1, 1), (2, 2), (9, 1), (17, 2), (33, 1), (64, 2)])
+def test_every_trial_has_its_own_setting_state_and_records(num_trials, num_devices):
+    """However many trials are trained together, and whatever is padded."""
+    trials = make_placement(num_trials, num_devices)
+    assert num_trials <= trials.num_padded < num_trials + trials.num_groups * trials.sharding.num_devices
+    amount = np.arange(1, num_trials + 1, dtype=np.float32)
+    settings, keys = trials.place(({"amount": amount}, jax.vmap(jax.random.key)(np.arange(num_trials))))
+    state = compile_init(Counter, trials, settings)(settings, keys)
+    start, before = np.asarray(state["sum"])[:num_trials], jax.random.key_data(keys)
+    segment = compile_segment(Counter, trials, settings, state, capacity=4)
     state, records = segment(settings, state, np.int32(5), np.int32(8))
     np.testing.assert_array_equal(jax.random.key_data(state["key"]), before)
-    state, records = (to_host(x, num_lanes) for x in (state["sum"], records["product"]))
+    state, records = (to_host(x, num_trials) for x in (state["sum"], records["product"]))
     np.testing.assert_allclose(state, start + 3 * amount, rtol=1e-6)
     np.testing.assert_array_equal(records[:, :3], amount[:, None] * [5, 6, 7])
 
 
-@pytest.mark.parametrize(("num_lanes", "num_calls"), [(1, 0), (2, 6)])
-def test_a_single_lane_has_no_axis_for_which_xla_has_slower_programs(num_lanes, num_calls):
-    """Where there is one, a `cond` is a select and calls what no lane needs."""
+@pytest.mark.parametrize(("num_trials", "num_calls"), [(1, 0), (2, 6)])
+def test_a_single_trial_has_no_axis_for_which_xla_has_slower_programs(num_trials, num_calls):
+    """Where there is one, a `cond` is a select and calls what no trial needs."""
     calls = []
 
     class Branch(Counter):
@@ -129,24 +129,24 @@ def test_a_single_lane_has_no_axis_for_which_xla_has_slower_programs(num_lanes, 
             jax.lax.cond(state["sum"] < 0, called, lambda: None)
             return super().step(state, iteration)
 
-    lanes = make_placement(num_lanes, 1)
-    settings = {"amount": np.ones(num_lanes, np.float32)}
-    settings, keys = lanes.place((settings, jax.vmap(jax.random.key)(np.arange(num_lanes))))
-    state = compile_init(Branch, lanes, settings)(settings, keys)
-    compile_segment(Branch, lanes, settings, state, capacity=4)(settings, state, np.int32(0), np.int32(3))
+    trials = make_placement(num_trials, 1)
+    settings = {"amount": np.ones(num_trials, np.float32)}
+    settings, keys = trials.place((settings, jax.vmap(jax.random.key)(np.arange(num_trials))))
+    state = compile_init(Branch, trials, settings)(settings, keys)
+    compile_segment(Branch, trials, settings, state, capacity=4)(settings, state, np.int32(0), np.int32(3))
     jax.effects_barrier()
     assert len(calls) == num_calls
 
 
-def test_lanes_with_large_states_are_trained_together(monkeypatch):
+def test_trials_with_large_states_are_trained_together(monkeypatch):
     """Their states are not worth copying, and the padding of the groups stays."""
     assert make_placement(17, 1).num_groups == 3
-    monkeypatch.setattr(runner.devices.lanes, "COPIED_BYTES", 0)
-    test_every_lane_has_its_own_setting_state_and_records(17, 1)
+    monkeypatch.setattr(runner.devices.placement, "COPIED_BYTES", 0)
+    test_every_trial_has_its_own_setting_state_and_records(17, 1)
 
 
 def count_to(calls, target, amount, shared):
-    """A loop of `target` rounds, each of which appends to `calls` once for each lane that runs it."""
+    """A loop of `target` rounds, each of which appends to `calls` once for each trial that runs it."""
 
     def add(carry):
         number, total = carry
@@ -156,22 +156,22 @@ def count_to(calls, target, amount, shared):
     return jax.lax.while_loop(lambda carry: carry[0] < target, add, (jnp.int32(0), jnp.float32(0.0)))[1]
 
 
-@pytest.mark.parametrize("num_lanes", [3, 16, 17, 33])
-def test_a_loop_ends_when_it_has_ended_for_its_group(num_lanes):
-    """One lane has ten rounds and the others have one. Together all lanes run ten; the numbers are the same."""
-    lanes, results, counts = make_placement(num_lanes, 1), [], []
-    targets, amounts = np.ones(num_lanes, np.int32), np.arange(num_lanes, dtype=np.float32)
+@pytest.mark.parametrize("num_trials", [3, 16, 17, 33])
+def test_a_loop_ends_when_it_has_ended_for_its_group(num_trials):
+    """One trial has ten rounds and the others have one. Together all trials run ten; the numbers are the same."""
+    trials, results, counts = make_placement(num_trials, 1), [], []
+    targets, amounts = np.ones(num_trials, np.int32), np.arange(num_trials, dtype=np.float32)
     targets[0] = 10
     for in_groups in (False, True):
         calls = []
-        function = lanes.each(partial(count_to, calls), num_shared=1, in_groups=in_groups)
-        results.append(to_host(jax.jit(function)(*lanes.place((targets, amounts)), np.float32(2.0)), num_lanes))
+        function = trials.each(partial(count_to, calls), num_shared=1, in_groups=in_groups)
+        results.append(to_host(jax.jit(function)(*trials.place((targets, amounts)), np.float32(2.0)), num_trials))
         jax.effects_barrier()
         counts.append(len(calls))
     np.testing.assert_array_equal(results[0], 2 * targets * amounts)
     np.testing.assert_array_equal(results[1], results[0])
-    size = lanes.num_padded // lanes.num_groups
-    assert counts == [10 * lanes.num_padded, 10 * size + lanes.num_padded - size]
+    size = trials.num_padded // trials.num_groups
+    assert counts == [10 * trials.num_padded, 10 * size + trials.num_padded - size]
 
 
 def test_the_number_of_devices_can_be_limited():
@@ -187,24 +187,24 @@ def test_the_number_of_devices_can_be_limited():
     assert re.fullmatch(r"error: devices = 1000, but there are only \d+ here\n", result.stderr)
 
 
-# -- Several devices per lane ------------------------------------------------------------------------------------------
+# -- Several devices per trial -----------------------------------------------------------------------------------------
 
 
-def test_a_lane_on_two_devices_learns_as_on_one():
+def test_a_trial_on_two_devices_learns_as_on_one():
     """The same State and metrics to rounding after an iteration, for half of the arithmetic on each device."""
     import ppo
 
     if jax.local_device_count() < 2:
-        pytest.skip("one device cannot share a lane")
+        pytest.skip("one device cannot share a trial")
     config = small_config("ppo", num_envs=8, hidden_sizes=(32,), num_minibatches=4)
     algorithm, flops, ends = ppo.make(config), [], []
-    for devices_per_lane in (1, 2):
-        lanes = make_placement(1, devices_per_lane, devices_per_lane, num_envs=8)
-        keys = lanes.place(jax.vmap(jax.random.key)(np.arange(1)))
+    for devices_per_trial in (1, 2):
+        trials = make_placement(1, devices_per_trial, devices_per_trial, num_envs=8)
+        keys = trials.place(jax.vmap(jax.random.key)(np.arange(1)))
         with jax.numpy_rank_promotion("allow"):  # distrax needs it
-            state = compile_init(lambda settings: algorithm, lanes, {})({}, keys)
-            segment = compile_segment(lambda settings: algorithm, lanes, {}, state, capacity=2)
-        assert state.obs.addressable_shards[0].data.shape[:2] == (1, 8 // devices_per_lane)
+            state = compile_init(lambda settings: algorithm, trials, {})({}, keys)
+            segment = compile_segment(lambda settings: algorithm, trials, {}, state, capacity=2)
+        assert state.obs.addressable_shards[0].data.shape[:2] == (1, 8 // devices_per_trial)
         assert jax.tree.leaves(state.params)[0].is_fully_replicated
         flops.append(segment.cost_analysis()["flops"])
         state, metrics = segment({}, state, np.int32(0), np.int32(1))
@@ -214,18 +214,18 @@ def test_a_lane_on_two_devices_learns_as_on_one():
         np.testing.assert_allclose(ends[1][name], x, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_statistics_are_whole_on_each_device_of_a_lane():
+def test_statistics_are_whole_on_each_device_of_a_trial():
     """Also with as many features as environments."""
     import ppo
 
     if jax.local_device_count() < 2:
-        pytest.skip("one device cannot share a lane")
+        pytest.skip("one device cannot share a trial")
     algorithm = ppo.make(small_config("ppo", num_envs=4, normalize_obs=True, num_minibatches=4))
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     assert state.obs_statistics.mean.shape == (4,)
     placed = make_placement(2, 2, 2, num_envs=4).abstract(state)
-    assert placed.obs.sharding.spec == jax.sharding.PartitionSpec("lane", "env")
-    assert placed.obs_statistics.mean.sharding.spec == jax.sharding.PartitionSpec("lane")
+    assert placed.obs.sharding.spec == jax.sharding.PartitionSpec("trial", "env")
+    assert placed.obs_statistics.mean.sharding.spec == jax.sharding.PartitionSpec("trial")
 
 
 def draw_from_buffer(key, batch_size):
@@ -233,10 +233,10 @@ def draw_from_buffer(key, batch_size):
 
 
 @pytest.mark.parametrize("draw", [draw_from_buffer, lambda key, size: shuffle_epochs(key, 2, 2 * size, size)])
-def test_devices_of_a_lane_split_the_rows_of_minibatches(draw):
+def test_devices_of_a_trial_split_the_rows_of_minibatches(draw):
     """The same rows as on one device; an odd number stays whole."""
     if jax.local_device_count() < 2:
-        pytest.skip("one device cannot share a lane")
+        pytest.skip("one device cannot share a trial")
     draw, key = jax.jit(draw, static_argnums=1), jax.random.key(0)
     expected = draw(key, 8)
     with jax.set_mesh(make_placement(1, 2, 2, num_envs=4).sharding.mesh):
@@ -245,11 +245,11 @@ def test_devices_of_a_lane_split_the_rows_of_minibatches(draw):
     np.testing.assert_array_equal(even, expected)
 
 
-def test_devices_per_lane_may_change_when_a_run_is_resumed(folder):
-    """Three lanes on two pairs of devices, in a process that has four; another number of devices goes on with it."""
+def test_devices_per_trial_may_change_when_a_run_is_resumed(folder):
+    """Three trials on two pairs of devices, in a process that has four; another number of devices goes on with it."""
     arguments = small_run("ppo", num_seeds=3)
     result = execute(
-        path_of("ppo"), *arguments, *flags(name="pairs", devices_per_lane=2), cwd=folder, JAX_NUM_CPU_DEVICES="4"
+        path_of("ppo"), *arguments, *flags(name="pairs", devices_per_trial=2), cwd=folder, JAX_NUM_CPU_DEVICES="4"
     )
     assert result.status == 0, result
     assert call("ppo", *arguments, *flags(name="one", devices=1)).status == 0
@@ -263,12 +263,12 @@ def test_devices_per_lane_may_change_when_a_run_is_resumed(folder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"devices_per_lane": 0}, "devices_per_lane must be a positive int, not 0"),
-        ({"devices_per_lane": 2, "devices": 1}, "devices_per_lane = 2 must divide devices = 1"),
-        ({"devices_per_lane": 2, "devices": 2, "num_envs": 3}, "devices_per_lane = 2 must divide num_envs = 3"),
+        ({"devices_per_trial": 0}, "devices_per_trial must be a positive int, not 0"),
+        ({"devices_per_trial": 2, "devices": 1}, "devices_per_trial = 2 must divide devices = 1"),
+        ({"devices_per_trial": 2, "devices": 2, "num_envs": 3}, "devices_per_trial = 2 must divide num_envs = 3"),
     ],
 )
-def test_devices_that_cannot_share_a_lane(options, message, folder):
+def test_devices_that_cannot_share_a_trial(options, message, folder):
     if options.get("devices", 1) > jax.local_device_count():
         pytest.skip("needs two devices")
     result = call("ppo", *small_run("ppo", **options))
@@ -280,9 +280,9 @@ def test_devices_that_cannot_share_a_lane(options, message, folder):
 
 
 @pytest.mark.parametrize("script", ["dqn"])
-def test_batches_are_the_same_as_all_lanes_at_once(script):
+def test_batches_are_the_same_as_all_trials_at_once(script):
     arguments = small_run(script, num_seeds=7, eval_episodes=2)
-    for name, batch in (("whole", []), ("batches", ["--lanes-per-batch", "3"])):
+    for name, batch in (("whole", []), ("batches", ["--trials-per-batch", "3"])):
         result = call(script, *arguments, "--name", name, *batch)
         assert result.status == 0, result
     assert "\npart 1 of 3: seed 0 to seed 2\n" in result.stdout
@@ -292,30 +292,30 @@ def test_batches_are_the_same_as_all_lanes_at_once(script):
     whole, batches = (Path("runs", script, "CartPole-v1", name) for name in ("whole", "batches"))
     assert_same_beginning(saved_metrics(whole), saved_metrics(batches))
     parts = [path.name for path in (batches / "parts").iterdir()]
-    assert sorted(parts) == ["lanes-0-to-2", "lanes-3-to-4", "lanes-5-to-6"]
+    assert sorted(parts) == ["trials-0-to-2", "trials-3-to-4", "trials-5-to-6"]
     summaries = [json.loads((directory / "summary.json").read_text()) for directory in (whole, batches)]
     assert [len(summary["eval_episode_return"]["per_seed"]) for summary in summaries] == [7, 7]
-    for lane in (0, 4, 6):
-        state = load(batches, lane)[2]
+    for trial in (0, 4, 6):
+        state = load(batches, trial)[2]
         assert {x.shape for x in jax.tree.leaves(state.key)} == {()}
-    assert not np.array_equal(*(jax.random.key_data(load(batches, lane)[2].key) for lane in (5, 6)))
+    assert not np.array_equal(*(jax.random.key_data(load(batches, trial)[2].key) for trial in (5, 6)))
 
 
-def test_lanes_are_evaluated_in_their_groups(monkeypatch):
-    """Three lanes have the same scores in one group and in three."""
+def test_trials_are_evaluated_in_their_groups(monkeypatch):
+    """Three trials have the same scores in one group and in three."""
     arguments = small_run("ppo", 2, num_seeds=3, devices=1, eval_every="1")
     assert call("ppo", *arguments, "--name", "together").status == 0
-    monkeypatch.setattr(runner.devices.lanes, "CACHED_LANES", 1)
-    monkeypatch.setattr(runner.devices.lanes, "COPIED_BYTES", 0)  # training stays as it was
+    monkeypatch.setattr(runner.devices.placement, "CACHED_TRIALS", 1)
+    monkeypatch.setattr(runner.devices.placement, "COPIED_BYTES", 0)  # training stays as it was
     assert call("ppo", *arguments, "--name", "groups").status == 0
     together, groups = (saved_metrics(Path(*SAME, name)) for name in ("together", "groups"))
     assert all(together[name].tobytes() == groups[name].tobytes() for name in together)
 
 
 def test_batches_are_resumed_where_they_stopped(monkeypatch, folder):
-    # Four lanes in batches of three at most are two batches of two.
+    # Four trials in batches of three at most are two batches of two.
     arguments = small_run("ppo", num_seeds=4, eval_episodes=0, checkpoint_every=0.0)  # a segment per iteration
-    assert call("ppo", *arguments, "--name", "whole", "--lanes-per-batch", "3").status == 0
+    assert call("ppo", *arguments, "--name", "whole", "--trials-per-batch", "3").status == 0
 
     compiled, calls = runner.devices.programs.compile_segment, []
 
@@ -332,7 +332,7 @@ def test_batches_are_resumed_where_they_stopped(monkeypatch, folder):
         return watched
 
     monkeypatch.setattr(runner.devices.programs, "compile_segment", compile_segment)
-    result = call("ppo", *arguments, "--name", "stopped", "--lanes-per-batch", "3")
+    result = call("ppo", *arguments, "--name", "stopped", "--trials-per-batch", "3")
     assert result.status == 128 + signal.SIGTERM
     assert len(calls) == 50
     directory = Path(*SAME, "stopped")
@@ -345,7 +345,7 @@ def test_batches_are_resumed_where_they_stopped(monkeypatch, folder):
 
 
 def test_auto_divides_what_does_not_fit(monkeypatch):
-    """A machine that is said to have room for little more than three lanes gets two batches of two."""
+    """A machine that is said to have room for little more than three trials gets two batches of two."""
     memory, sizes = runner.devices.memory, []
     program_bytes = memory.program_bytes
     monkeypatch.setattr(memory, "program_bytes", lambda program: sizes.append(program_bytes(program)) or sizes[-1])
@@ -361,24 +361,24 @@ def test_auto_divides_what_does_not_fit(monkeypatch):
     assert "\npart 1 of 2: seed 0 to seed 1\n" in result.stdout
     assert_same_beginning(*(saved_metrics(Path(*SAME, name)) for name in ("whole", "small")))
 
-    result = call("ppo", *arguments, "--name", "four", "--lanes-per-batch", "4")
+    result = call("ppo", *arguments, "--name", "four", "--trials-per-batch", "4")
     assert result.status == 2
-    error = "error: training {} takes {:.2f} times the memory; lower --lanes-per-batch, or if it is 1 --num-envs"
-    assert result.stderr.startswith(error.format("4 lanes (seeds x settings)", 1.25))
+    error = "error: training {} takes {:.2f} times the memory; lower --trials-per-batch, or if it is 1 --num-envs"
+    assert result.stderr.startswith(error.format("4 trials (seeds x settings)", 1.25))
     assert not Path(*SAME, "four").exists()
 
     monkeypatch.setattr(memory, "available_bytes", lambda num_devices: int(0.2 * sizes[0]))
     result = call("ppo", *arguments, "--name", "one")
     assert result.status == 2
     share = sizes[-1] / int(0.2 * sizes[0])
-    assert result.stderr.startswith(error.format("1 lane (a seed of a setting)", share))
+    assert result.stderr.startswith(error.format("1 trial (a seed of a setting)", share))
 
     monkeypatch.setattr(memory, "available_bytes", lambda num_devices: 100)
     result = call("ppo", *arguments, "--name", "tiny")
     assert result.status == 2
-    assert re.search(r"the state of 1 lane .* takes [\d.]+ KiB and the memory is 100 B; lower --lanes", result.stderr)
-    result = call("ppo", *arguments, "--name", "tiny", "--lanes-per-batch", "3")
-    assert re.search(r"the state of 3 lanes \(seeds x settings\) takes .*; lower --lanes", result.stderr)
+    assert re.search(r"the state of 1 trial .* takes [\d.]+ KiB and the memory is 100 B; lower --trials", result.stderr)
+    result = call("ppo", *arguments, "--name", "tiny", "--trials-per-batch", "3")
+    assert re.search(r"the state of 3 trials \(seeds x settings\) takes .*; lower --trials", result.stderr)
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,7 @@ def test_memory_that_runs_out_names_the_flag(error, monkeypatch):
     result = call("ppo", *small_run("ppo", num_seeds=3))
     assert result.status == 1
     assert result.stderr == (
-        "error: out of memory; lower --lanes-per-batch, or if it is 1 --num-envs (or --buffer-size)\n"
+        "error: out of memory; lower --trials-per-batch, or if it is 1 --num-envs (or --buffer-size)\n"
     )
     assert not list(Path("runs").rglob("*.json")), "the same --name could not be used again"
 
@@ -491,7 +491,7 @@ def test_a_process_that_dies_leaves_the_others_at_work(folder):
     arguments = small_run("ppo", 100, num_seeds=4, name="two", eval_episodes=0, checkpoint_every=0.0)
     processes = [Process(*impatient(300, heartbeat=5), *arguments, *process, cwd=folder) for process in together(2)]
     with processes[0] as first, processes[1] as second:
-        second.wait_for_checkpoint(Path(*SAME, "two", "parts", "lanes-2-to-3"), 20)
+        second.wait_for_checkpoint(Path(*SAME, "two", "parts", "trials-2-to-3"), 20)
         second.send(signal.SIGKILL)
         result = first.finish()
     assert result.status == 1, result
@@ -511,9 +511,9 @@ def test_processes_of_which_one_waits_are_stopped_together(folder):
     processes = [Process(*impatient(300), *arguments, *process, cwd=folder) for process in together(2)]
     parts = Path(*SAME, "two", "parts")
     with processes[0] as first, processes[1] as second:
-        second.wait_for_checkpoint(parts / "lanes-1-to-1", 1)
+        second.wait_for_checkpoint(parts / "trials-1-to-1", 1)
         second.send(signal.SIGSTOP)
-        first.wait_until((parts / "lanes-0-to-0" / "evaluation.npz").exists)
+        first.wait_until((parts / "trials-0-to-0" / "evaluation.npz").exists)
         time.sleep(1)
         for process in processes:
             process.send(signal.SIGTERM)
@@ -576,9 +576,9 @@ SLURM = """
 import jax
 from runner.cli.options import Options
 from runner.devices import hosts
-hosts.connect(Options(coordinator="auto"))
+hosts.initialize(Options(coordinator="auto"))
 print(jax.config.values["jax_cuda_visible_devices"], jax._src.distributed.global_state.coordinator_address)
-hosts.leave()
+hosts.shutdown()
 """
 
 
@@ -619,8 +619,8 @@ def test_two_processes_of_one_number_are_refused(monkeypatch):
     [
         (flags(num_processes=2), "needs --coordinator"),
         (flags(num_processes=2, process_id=2, coordinator="localhost:1"), "process_id must be between"),
-        (flags(lanes_per_batch="some"), "lanes_per_batch must be auto or at least 1"),
-        (flags(lanes_per_batch="0"), "lanes_per_batch must be auto or at least 1"),
+        (flags(trials_per_batch="some"), "trials_per_batch must be auto or at least 1"),
+        (flags(trials_per_batch="0"), "trials_per_batch must be auto or at least 1"),
         (flags(devices=-1), "devices must be an int of at least 0, not -1"),
     ],
 )
