@@ -1,5 +1,7 @@
 """python -m runner.same: a copy whose change is turned off is its script, and one whose change is on is not."""
 
+import re
+
 import pytest
 from helpers import ROOT, capture
 from runs import assert_refused
@@ -41,7 +43,9 @@ def test_a_copy_is_its_script_with_its_change_turned_off(copy):
     assert lines[-1].startswith("the same ")
     result = compare(copy, original, "--iterations", "2")
     assert result.status == 1, "the change is on"
-    assert result.stdout.splitlines()[-1].startswith("not the same: they differ by up to ")
+    assert re.match(r"not the same: \S+ after 1, \S+ after 2; ", result.stdout.splitlines()[-1])
+    words = "--set", "ratio_coef=0.0", "learning_rate=0.01", "--iterations", "1"
+    assert compare(copy, original, *words).status == 0, "both have the learning rate"
 
 
 @pytest.mark.parametrize(
