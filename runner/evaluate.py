@@ -17,6 +17,7 @@ from runner.cli.parse import fail, registry
 from runner.devices.evaluation import episode_limit, evaluate, greedy_policy, sampled_policy
 from runner.devices.placement import is_finite
 from runner.files.load import load
+from runner.files.record import read_record
 from runner.files.store import write_json
 from runner.report.results import COLUMNS, INTERVAL, count, numbers, row
 from runner.report.statistics import summarize
@@ -54,6 +55,8 @@ def describe_space(space: Any) -> str:
 def play(arguments: Arguments) -> dict[str, Any]:
     """Evaluate all seeds; the entries of the file."""
     config, algorithm, states = load(arguments.run, None, arguments.setting_index, arguments.script or None)
+    swept = [text.partition("=")[0].replace("-", "_") for text in read_record(Path(arguments.run)).options["sweep"]]
+    setting = {name: float(str(np.float32(getattr(config, name)))) for name in swept}
     name = canonical_name(arguments.env or config.env)
     env = make_env(name)
     check_alike(make_env(config.env), env)
@@ -66,7 +69,8 @@ def play(arguments: Arguments) -> dict[str, Any]:
         return evaluate(env, act, memory, key, arguments.episodes, limit)
 
     keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.key(seed), np.uint32(2**32 - 1)))(jnp.arange(num_seeds))
-    print(f"evaluating {count(num_seeds, 'seed')} in {name}", flush=True)
+    named = "".join(f" at {field}={value}" for field, value in setting.items())
+    print(f"evaluating {count(num_seeds, 'seed')}{named} in {name}", flush=True)
     episodes = jax.tree.map(np.asarray, jax.jit(jax.vmap(play_seed))(states, keys))
     scores, lengths = (episodes[key].mean(axis=1) for key in ("episode_return", "episode_length"))
     healthy = np.asarray(is_finite(states.params))
@@ -74,6 +78,7 @@ def play(arguments: Arguments) -> dict[str, Any]:
     return {
         "diverged": np.flatnonzero(~healthy).tolist(),
         "env": name,
+        "setting": setting,
         "episodes": arguments.episodes,
         "sampled": arguments.sampled,
         "cut_episodes": int(episodes["is_cut"].sum()),
@@ -90,7 +95,9 @@ def main() -> None:
             if getattr(arguments, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(arguments, name)}")
         result = play(arguments)
-        path = Path(arguments.run, f"evaluation-{re.sub(r'[^A-Za-z0-9.=,_-]', '-', result['env'])}.json")
+        parts = [result["env"], *(f"{name}={value}" for name, value in result["setting"].items())]
+        name = re.sub(r"[^A-Za-z0-9.=,_-]", "-", "-".join([*parts, *["sampled"] * arguments.sampled]))
+        path = Path(arguments.run, f"evaluation-{name}.json")
         write_json(path, result)
     except (ValueError, OSError) as error:
         fail(str(error))

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from helpers import call, flags, path_of, saved_metrics, saved_state, small_run
+from helpers import call, capture, flags, path_of, saved_metrics, saved_state, small_run
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import image
@@ -18,6 +18,7 @@ import ppo
 import runner.devices.programs
 import runner.main
 from common.config import Fraction, NonNegative
+from runner import evaluate
 from runner.cli.options import Options
 from runner.cli.sweep import check_distinct, count_settings, make_settings, read_axes, short_texts
 from runner.experiment import Experiment
@@ -234,6 +235,13 @@ def test_a_sweep_trains_every_setting_with_every_seed(monkeypatch):
     for name, x in alone.items():
         if x.ndim == 2:
             np.testing.assert_allclose(metrics[name][trials][:2, :2], x[:, :2], rtol=1e-4, atol=1e-5, err_msg=name)
+
+    # A setting is evaluated again; the best one by default.
+    for index, chosen in ((again["ranking"][0], []), (2, ["--setting-index", "2"])):
+        assert capture(evaluate.main, "evaluate", str(directory), "--episodes", "1", *chosen).status == 0
+        setting = dict(zip((rate, "gamma"), settings[index], strict=True))
+        name = f"evaluation-{env}-{rate}={setting[rate]}-gamma={setting['gamma']}.json"
+        assert json.loads((directory / name).read_text())["setting"] == setting
 
     # A trial is found again by seed and setting.
     config, _, state = load(directory, seed_index=1, setting_index=2)

@@ -174,7 +174,8 @@ def rerun_command(script: str, config: Any, options: Options, preset: Any, setti
             flags += to_flags({name: value})
     defaults = preset or type(config)(env=config.env)
     fields = dataclasses.asdict(config) | setting
-    flags += to_flags({name: value for name, value in fields.items() if value != getattr(defaults, name)})
+    given = {name: x for name, x in fields.items() if name in setting or x != getattr(defaults, name)}
+    flags += to_flags(given)
     return shlex.join([*start_command(script), *map(str, flags)])
 
 

@@ -93,7 +93,7 @@ def _choose_setting(run_dir: Path, experiment: Experiment) -> int:
         if sorted(ranking) == list(range(experiment.num_settings)):
             chosen, why = int(ranking[0]), f"the best one in {run_dir / SUMMARY}"
     name = f"setting {chosen} ({experiment.name_setting(chosen)})"
-    print(f"note: {name}, {why}; setting_index chooses another", file=sys.stderr)
+    print(f"note: {name}, {why}; setting_index (--setting-index) chooses another", file=sys.stderr)
     return chosen
 
 
