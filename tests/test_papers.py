@@ -215,6 +215,35 @@ def test_rnd_adds_the_advantage_of_endless_intrinsic_returns():
         np.testing.assert_allclose(batch.target[:, i], outer + value[:, i], rtol=1e-3, atol=1e-4)
 
 
+def test_rnd_trains_both_new_networks_apart_from_the_others():
+    algorithm, state, rollout = ppo_of("RND", vf_coef=0.3, max_grad_norm=0.1)
+    learn, evaluate, surprise = (inner(algorithm.step, name) for name in ("learn", "evaluate", "surprise"))
+    loss, optimizer = inner(algorithm.step, "loss"), inner(algorithm.step, "optimizer")
+    small, large = (jax.tree.map(lambda x, c=c: jnp.full_like(x, c), state.params) for c in (1e-3, 1e6))
+    mixed = small._replace(int_critic=large.int_critic, predictor=large.predictor)
+
+    @jax.jit
+    def compute(state, rollout, grads):
+        batch = evaluate(state, rollout, surprise(state, rollout)[1])
+        batch = batch.replace(int_target=batch.target + 2.0)
+        batch = jax.tree.map(lambda x: x.reshape(12, *x.shape[2:]), batch)
+        updates = [optimizer.update(x, state.opt_state)[0] for x in grads]
+        return learn(state, rollout)[0].int_scaling, batch, loss(state.params, state, batch), updates
+
+    scaling, batch, (total, metrics), (first, then) = compute(state, rollout, (small, mixed))
+    assert scaling.statistics.count == 12
+    features = [mlp(x, batch.next_obs) for x in (state.params.predictor, state.random_network)]
+    predictor_loss = ((features[0] - features[1]) ** 2).mean()
+    int_value = mlp(state.params.int_critic, batch.obs)[:, 0]
+    int_value_loss = 0.5 * ((int_value - batch.int_target) ** 2).mean()
+    np.testing.assert_allclose(metrics["predictor_loss"], predictor_loss, rtol=1e-4)
+    np.testing.assert_allclose(metrics["int_value_loss"], int_value_loss, rtol=1e-4)
+    ppo_loss = metrics["policy_loss"] + 0.3 * metrics["value_loss"] - 0.01 * metrics["entropy"]
+    np.testing.assert_allclose(total, ppo_loss + 0.3 * int_value_loss + predictor_loss, rtol=1e-4)
+    for name in ("actor", "critic"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(first, name), getattr(then, name))
+
+
 def test_per_draws_rows_in_proportion_to_their_priorities():
     priorities = np.zeros(384, np.float32)
     priorities[:300] = np.random.default_rng(0).exponential(size=300)
@@ -231,7 +260,7 @@ def test_per_weighs_the_errors_and_renews_the_priorities():
     state = jax.jit(algorithm.init)(jax.random.key(0))
     priorities = np.zeros(256, np.float32)
     priorities[:32] = np.random.default_rng(0).uniform(0.1, 5.0, 32)
-    replay = state.buffer.replace(priorities=jnp.asarray(priorities), max_priority=jnp.float32(5))
+    replay = state.buffer.replace(priorities=jnp.asarray(priorities), max_priority=jnp.float32(0.5))
     state, numbers = state.replace(buffer=replay, beta=jnp.float32(0.7)), (jnp.arange(8) + 0.5) / 8
     after, metrics = jax.jit(inner(algorithm.step, "learn"))(state, numbers)
 
@@ -244,7 +273,18 @@ def test_per_weighs_the_errors_and_renews_the_priorities():
     priorities[rows] = np.sqrt(np.abs(q - 1) + 1e-6)
     np.testing.assert_allclose(after.buffer.priorities, priorities, rtol=1e-4)
     new = jax.jit(inner(algorithm.step, "add_new"))(after.buffer, jax.tree.map(lambda x: x[:2], batch))
-    np.testing.assert_array_equal(new.priorities[32:35], [5, 5, 0])
+    newest = max(0.5, priorities[rows].max())
+    np.testing.assert_allclose(new.priorities[32:35], [newest, newest, 0], rtol=1e-4)
+
+
+def test_per_draws_one_row_of_each_stratum_and_corrects_more_and_more(monkeypatch):
+    config = config_of(cook("PER"), "dqn", env="CartPole-v1", total_timesteps=384, per_beta=0.4)
+    monkeypatch.setattr(cook("PER"), "scan_mean", lambda body, carry, xs: (carry, {"numbers": xs[1]}))
+    algorithm = cook("PER").make(config)
+    state, metrics = jax.jit(lambda key: algorithm.step(algorithm.init(key), 10))(jax.random.key(0))
+    np.testing.assert_allclose(state.beta, 0.4 + 0.6 * (32 + 10 * 16) / 384, rtol=1e-5)
+    strata = np.floor(8 * np.asarray(metrics["numbers"]))  # [num_cycles, updates, batch_size]
+    np.testing.assert_array_equal(strata, np.broadcast_to(np.arange(8), strata.shape))
 
 
 def test_her_takes_goals_from_later_in_the_episode(monkeypatch):
@@ -301,6 +341,26 @@ def test_rlpd_draws_a_share_from_the_dataset(monkeypatch, dataset):
     assert batches.next_obs.shape == (2, 8, 3)
 
 
+def learn_inputs_of(paper, monkeypatch, **changes):
+    """What the first iteration of a copy of sac.py gives to `learn` of each cycle."""
+    algorithm, state, _ = sac_of(paper, **changes)
+    monkeypatch.setattr(cook(paper), "scan_mean", lambda body, carry, xs: (carry, {"inputs": xs[1]}))
+    return jax.jit(algorithm.step)(state, 0)[1]["inputs"]
+
+
+def test_rlpd_draws_from_all_rows_of_the_dataset(monkeypatch, dataset):
+    (_, rows), _ = learn_inputs_of("RLPD", monkeypatch, dataset=dataset)
+    assert rows.min() >= 0
+    assert 32 <= rows.max() < 40, "the dataset has 40 rows, the buffer 32"
+
+
+def test_redq_draws_critics_for_each_target(monkeypatch):
+    *_, subsets = learn_inputs_of("REDQ", monkeypatch, num_critics=4, gradient_steps=8)
+    subsets = np.sort(np.asarray(subsets), axis=-1)  # [num_cycles, updates, 2]
+    pairs = {tuple(x) for x in subsets.reshape(-1, 2).tolist()}
+    assert pairs == {(i, j) for j in range(4) for i in range(j)}
+
+
 def test_redq_takes_the_minimum_of_the_subset_and_the_mean_for_the_actor():
     algorithm, state, batch = sac_of("REDQ", num_critics=4, num_in_target=2, gradient_steps=3)
     noise, subset = jnp.float32(np.random.default_rng(0).normal(size=(8, 1))), jnp.array([3, 1])
@@ -320,8 +380,15 @@ def test_redq_takes_the_minimum_of_the_subset_and_the_mean_for_the_actor():
     loss, _ = jax.jit(inner(algorithm.step, "actor_loss"))(state.params.actor, state, batch, noise)
     np.testing.assert_allclose(loss, (alpha * log_prob - q.mean(axis=1)).mean(), rtol=1e-4)
 
-    inputs = jnp.zeros((6, 8), jnp.int32), jnp.zeros((6, 2, 8, 1)), jnp.zeros((6, 2), jnp.int32)
-    after, _ = jax.jit(inner(algorithm.step, "learn"))(state, inputs)
+    value = jax.jit(algorithm.value)(state, batch.obs)
+    greedy = jax.jit(algorithm.act)(state, batch.obs) / 2.0  # torque of at most 2 N m
+    np.testing.assert_allclose(value, critic.apply(state.params.critic, obs[0], greedy).mean(axis=1), rtol=1e-4)
+
+    learn, rows, noise = jax.jit(inner(algorithm.step, "learn")), jnp.zeros((6, 8), jnp.int32), jnp.zeros((6, 2, 8, 1))
+    subsets = jnp.zeros((6, 2), jnp.int32)
+    after, _ = learn(state, (rows, noise, subsets))
+    again, _ = learn(state, (rows, noise.at[:-1, 1].set(1.0), subsets))
+    jax.tree.map(np.testing.assert_array_equal, after.params.actor, again.params.actor)
     counts = [optax.tree.get(after.opt_state[name], "count") for name in ("critic", "actor", "log_alpha")]
     assert counts == [6, 1, 1]
 
@@ -336,7 +403,8 @@ def batch_norm(x, layer, statistics):
 def test_crossq_normalises_both_halves_together():
     algorithm, state, batch = sac_of("CrossQ")
     noise = jnp.float32(np.random.default_rng(0).normal(size=(8, 1)))
-    loss, metrics = jax.jit(inner(algorithm.step, "critic_loss"))(state.params.critic, state, batch, noise)
+    critic_loss = jax.jit(jax.value_and_grad(inner(algorithm.step, "critic_loss"), has_aux=True))
+    (loss, metrics), grads = critic_loss(state.params.critic, state, batch, noise)
     action, log_prob = jax.jit(inner(algorithm.step, "sample_action"))(state.params.actor, batch.next_obs, noise)
 
     rows = np.concatenate([np.c_[batch.obs, batch.action], np.c_[batch.next_obs, action]]).astype(np.float64)
@@ -353,7 +421,10 @@ def test_crossq_normalises_both_halves_together():
             np.testing.assert_allclose([new[name]["mean"], new[name]["var"]], expected, rtol=1e-4, atol=1e-5)
     q, q_next = np.split(np.stack(values, axis=-1), 2)
     target = batch.reward + 0.9 * (q_next.min(axis=1) - np.exp(state.params.log_alpha) * log_prob)
-    np.testing.assert_allclose(loss, ((q - target[:, None]) ** 2).mean(axis=0).sum(), rtol=1e-3)
+    error = q - np.asarray(target)[:, None]
+    np.testing.assert_allclose(loss, (error**2).mean(axis=0).sum(), rtol=1e-3)
+    # No gradient goes through the target.
+    np.testing.assert_allclose(grads["params"]["Dense_0"]["bias"][:, 0], 2 * error.mean(axis=0), rtol=1e-3)
 
 
 def test_crossq_keeps_the_statistics_and_acts_by_them():
@@ -362,6 +433,9 @@ def test_crossq_keeps_the_statistics_and_acts_by_them():
     np.testing.assert_allclose(act(state, batch.obs)[:1], act(state, batch.obs[:1]), rtol=1e-4)
     noise = jnp.zeros((2, 8, 1))
     after, _ = jax.jit(inner(algorithm.step, "update"))(state, (batch, noise))
+    for name, optimizer in inner(algorithm.step, "optimizers").items():
+        _, opt_state = optimizer.update(jnp.ones(1), optimizer.init(jnp.ones(1)))
+        np.testing.assert_allclose(optax.tree.get(opt_state, "mu"), 0.1 if name == "log_alpha" else 0.5, rtol=1e-5)
     for name in ("actor", "critic"):
         old, new = (getattr(x.params, name)["batch_stats"] for x in (state, after))
         assert all((x != y).any() for x, y in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True))
@@ -400,6 +474,24 @@ def test_the_recurrence_is_a_loop_over_the_steps():
         carried, one = states * keep, np.asarray(new) * keep
 
 
+def test_the_magnitudes_of_the_recurrence_begin_in_a_ring():
+    """Their squares are uniform between 0.9^2 and 0.999^2 (Orvieto et al. 2023, lemma 3.2)."""
+    x, memory, begins = jnp.zeros((1, 1, 4)), jnp.zeros((1, 2000)), jnp.zeros((1, 1), bool)
+    params = cook("S5").Recurrence().init(jax.random.key(0), x, memory, begins)["params"]
+    squares = np.sort(np.exp(-2 * np.exp(np.float64(params["log_rate"]))))
+    np.testing.assert_allclose(squares, np.linspace(0.9**2, 0.999**2, 1000), atol=0.02)
+
+
+def test_redo_is_due_every_few_iterations():
+    algorithm, state, _ = ppo_of("ReDo", learning_rate=0.0, redo_threshold=1.0, redo_interval=2)
+    step = jax.jit(algorithm.step)
+    for iteration, is_due in ((0, False), (1, True), (2, False)):
+        after, metrics = step(state, iteration)
+        pairs = zip(jax.tree.leaves(state.params), jax.tree.leaves(after.params), strict=True)
+        assert any((x != y).any() for x, y in pairs) == is_due
+        assert 0 < metrics["dormant"] < 1
+
+
 def test_redo_resets_dormant_units_and_their_moments():
     algorithm, state, rollout = ppo_of("ReDo", hidden_sizes=(5, 6), redo_threshold=1.0, activation="relu")
     ones = jax.tree.map(jnp.ones_like, optax.tree.get(state.opt_state, "mu"))
@@ -435,12 +527,14 @@ def test_redo_resets_dormant_units_and_their_moments():
 
 
 def test_plr_replays_levels_by_rank_and_age():
-    algorithm, state, _ = ppo_of("PLR", num_envs=1, num_levels=6, replay_prob=1.0, staleness_coef=0.3)
-    score, iteration = np.float32([3, 1, 5, 0.5, 4, 2]), np.int32([9, 2, 8, 5, 1, 9])
+    algorithm, state, _ = ppo_of(
+        "PLR", num_envs=1, num_levels=6, replay_prob=1.0, score_temperature=0.5, staleness_coef=0.3
+    )
+    score, iteration = np.float32([3, 1, 5, 0.5, 2, 4]), np.int32([9, 2, 8, 5, 1, 9])
     levels = state.levels.replace(score=jnp.asarray(score), iteration=jnp.asarray(iteration))
     choose = jax.jit(jax.vmap(inner(algorithm.step, "choose_levels"), (None, 0, None)))
     chosen = choose(levels, jax.random.split(jax.random.key(1), 20_000), 10)
-    by_rank = np.array([1 / (1 + (score > x).sum()) for x in score]) ** 10
+    by_rank = np.array([1 / (1 + (score > x).sum()) for x in score]) ** 2
     probs = 0.7 * by_rank / by_rank.sum() + 0.3 * (10 - iteration) / (10 - iteration).sum()
     shares = np.bincount(chosen.slot[:, 0], minlength=6) / 20_000
     np.testing.assert_allclose(shares, probs, atol=0.015)
@@ -464,6 +558,13 @@ def test_plr_keeps_the_levels_with_the_highest_scores():
     np.testing.assert_array_equal(np.asarray(data(new.key))[[2, 1]], data(old.playing))
     low = keep(old.replace(score=jnp.float32([2, 4, 5, 3])), advantage, 7)
     assert low.score.tolist() == [2, 4, 5, 3], "scores 1 and 3 replace 2 and 3 only if they are higher"
+
+
+def test_plr_begins_an_iteration_at_its_levels():
+    algorithm, state, _ = ppo_of("PLR", num_levels=2, num_steps=1, num_minibatches=1, normalize_obs=True)
+    after, _ = jax.jit(algorithm.step)(state, 0)
+    start, _ = jax.jit(inner(algorithm.step, "env").reset)(after.levels.playing)
+    np.testing.assert_allclose(after.obs_statistics.mean, start.mean(axis=0), rtol=1e-5)
 
 
 def test_plr_plays_a_level_again():
