@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from common.environment import Environment, make_env
 from runner.cli.options import Options
 from runner.cli.sweep import short_texts
 
@@ -38,8 +37,10 @@ class Experiment:
         return Path(self.script).stem
 
     @property
-    def env(self) -> Environment:
-        """The environment."""
+    def env(self) -> Any:
+        """The Environment."""
+        from common.environment import make_env  # and with it flax, for which a comparison does not wait
+
         return make_env(self.config.env)
 
     @property

@@ -389,7 +389,7 @@ def test_a_run_that_was_evaluated_with_sampled_actions_is_named(tool, copied, mo
 def test_the_benchmark_plays_models_in_gymnasium(undisturbed_ppo, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     scores = importlib.import_module("gymnasium_scores")
-    monkeypatch.setattr(scores, "EPISODES", 2)
+    monkeypatch.setattr(scores, "FINAL_EPISODES", 2)
     monkeypatch.setattr(scores, "trained", lambda *_: undisturbed_ppo)
     first, second = scores.scores(scores.PAIRS["ppo/CartPole-v1"], tmp_path)
     assert (first["seed"], second["seed"]) == (0, 1)
