@@ -29,7 +29,7 @@ PAGE, RAW = ROOT / "docs" / "papers.md", FOLDER / "results" / "papers.json"
 BEGIN = "<!-- made by benchmarks/papers.py -->"
 ENVIRONMENTS = "benchmarks/paper_environments.py"
 COMMON = "--num-seeds 20 --seed 1000 --eval-every 0 --eval-episodes 100"
-FEW_STEPS = "--total-timesteps 5000"
+FEW_STEPS, FEWER_STEPS = "--total-timesteps 5000", "--total-timesteps 2500"
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,11 @@ STUDIES = {
     "PER-2": Study("PER", "--env DeepSea-bsuite:size=10", "--learning-rate 2.5e-4"),
     "HER-1": Study("HER", "--env BitFlip-v0:num_bits=10 --total-timesteps 50000 --gamma 0.98"),
     "RLPD-1": Study("RLPD", f"--env Pendulum-v1 --layer-norm {FEW_STEPS}"),
+    "RLPD-2": Study("RLPD", f"--env Pendulum-v1 --layer-norm {FEWER_STEPS}"),
     "REDQ-1": Study("REDQ", f"--env Pendulum-v1 --gradient-steps 5 {FEW_STEPS}"),
+    "REDQ-2": Study("REDQ", f"--env Pendulum-v1 --gradient-steps 5 {FEWER_STEPS}"),
     "CrossQ-1": Study("CrossQ", f"--env Pendulum-v1 {FEW_STEPS}"),
+    "CrossQ-2": Study("CrossQ", f"--env Pendulum-v1 {FEWER_STEPS}"),
 }
 
 
