@@ -94,8 +94,8 @@ class ExtremeCartPole(VariedCartPole):
 
 
 gymnax.register("BitFlip-v0", BitFlip)
-gymnax.register("CartPole-varied", VariedCartPole)
-gymnax.register("CartPole-extreme", ExtremeCartPole)
+gymnax.register("Poles-varied", VariedCartPole)
+gymnax.register("Poles-extreme", ExtremeCartPole)
 
 if __name__ == "__main__":
     del sys.argv[0]

@@ -52,9 +52,9 @@ STUDIES = {
     "RND-3": Study("RND", "--env DeepSea-bsuite:size=20"),
     "PLR-1": Study(
         "PLR",
-        "--env CartPole-varied --num-envs 32 --num-steps 512 --total-timesteps 1000000",
+        "--env Poles-varied --num-envs 32 --num-steps 512 --total-timesteps 1000000",
         off="--replay-prob 0",
-        held_out="CartPole-extreme",
+        held_out="Poles-extreme",
     ),
     "ReDo-1": Study("ReDo", "--env Acrobot-v1 --activation relu"),
     "S5-1": Study("S5", "--env MemoryChain-bsuite:memory_length=16"),
