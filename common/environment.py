@@ -24,8 +24,8 @@ class EnvState:
     episode_return: jax.Array  # [num_envs] float32, of the current episode
     episodes: dict[str, jax.Array]  # sums over ended episodes, [num_envs] each; see `episode_metrics`
     starts: Any  # kept observations and states of the next episodes, [num_envs, ...], or None; see common/starts.py
-    age: jax.Array  # [] int32, steps since the starts were renewed
-    num_told: dict[str, jax.Array]  # scalar of the suite -> number of ended episodes that summed it, [num_envs] int32
+    turn: jax.Array  # [] int32, steps since the starts were renewed
+    told: dict[str, jax.Array]  # scalar of the suite -> number of ended episodes that summed it, [num_envs] int32
 
 
 class Environment:
@@ -89,8 +89,8 @@ class Environment:
             episode_return=zeros,
             episodes=dict.fromkeys([*self.scalars, "episode_return", "episode_length"], zeros) | {"num_episodes": zero},
             starts=starts,
-            age=jnp.int32(0),
-            num_told=dict.fromkeys(self.scalars, zero),
+            turn=jnp.int32(0),
+            told=dict.fromkeys(self.scalars, zero),
         )
 
     def advance(self, keys: jax.Array, env_state: EnvState, action: jax.Array):
@@ -127,7 +127,7 @@ class Environment:
         counted = is_told | dict.fromkeys(episode, done)
         last = {name: info[name] for name in self.scalars} | episode
         episodes = jax.tree.map(add, env_state.episodes, last, counted)
-        num_told = jax.tree.map(lambda count, x: count + x.astype(count.dtype), env_state.num_told, is_told)
+        told = jax.tree.map(lambda count, x: count + x.astype(count.dtype), env_state.told, is_told)
         info = info | {"final_observation": next_obs}
         starts = next_starts(self._reset, reset_keys[-1], env_state.starts)
         obs, state = jax.vmap(_select)(done, starts, (next_obs, env_state.state))
@@ -136,10 +136,10 @@ class Environment:
             length=jnp.where(done, 0, env_state.length),
             episode_return=jnp.where(done, 0.0, env_state.episode_return),
             episodes=episodes,
-            num_told=num_told,
+            told=told,
         )
-        starts, age = renew_starts(self._reset, reset_keys[0], env_state.starts, env_state.age, self.reset_period)
-        env_state = env_state.replace(starts=starts, age=age)
+        starts, turn = renew_starts(self._reset, reset_keys[0], env_state.starts, env_state.turn, self.reset_period)
+        env_state = env_state.replace(starts=starts, turn=turn)
         return obs, env_state, reward, terminated, truncated, info
 
 
@@ -196,8 +196,8 @@ make_env.cache_clear = _make_env.cache_clear
 
 def clear_episodes(env_state: EnvState) -> EnvState:
     """Restart the sums over ended episodes."""
-    episodes, num_told = jax.tree.map(jnp.zeros_like, (env_state.episodes, env_state.num_told))
-    return env_state.replace(episodes=episodes, num_told=num_told)
+    episodes, told = jax.tree.map(jnp.zeros_like, (env_state.episodes, env_state.told))
+    return env_state.replace(episodes=episodes, told=told)
 
 
 def episode_metrics(env_state: EnvState) -> dict[str, jax.Array]:
@@ -205,14 +205,14 @@ def episode_metrics(env_state: EnvState) -> dict[str, jax.Array]:
 
     The means are NaN if no episode has ended: a zero would be a score. A scalar that is not finite is left out.
     """
-    totals, num_told = jax.tree.map(lambda x: x.sum(dtype=x.dtype), (env_state.episodes, env_state.num_told))
+    totals, told = jax.tree.map(lambda x: x.sum(dtype=x.dtype), (env_state.episodes, env_state.told))
     num_episodes = totals.pop("num_episodes")
 
     def mean_of(count):
         divisor = jnp.maximum(count, 1).astype(jnp.float32)
         return lambda total: jnp.where(count > 0, total / divisor, jnp.nan)
 
-    mean = {name: mean_of(count) for name, count in num_told.items()}
+    mean = {name: mean_of(count) for name, count in told.items()}
     of_all = mean_of(num_episodes)
     means = {name: mean.get(name, of_all)(total) for name, total in totals.items()}
     return means | {"num_episodes": num_episodes}

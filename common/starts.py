@@ -47,15 +47,15 @@ def _is_generator(path: Any, x: jax.Array) -> bool:
     return is_key(x) or (is_raw and is_named)
 
 
-def renew_starts(reset: Callable, keys: jax.Array, starts: Any, age: jax.Array, period: int) -> tuple[Any, jax.Array]:
-    """Renew all kept starts where their `age`, in steps, reaches the period.
+def renew_starts(reset: Callable, keys: jax.Array, starts: Any, turn: jax.Array, period: int) -> tuple[Any, jax.Array]:
+    """Renew all kept starts where `turn`, the number of steps since the last time, reaches the period.
 
     All at once, because on a GPU a deep reset costs its depth, not its width.
     """
     if starts is None:
-        return starts, age
-    age += 1
-    is_due = age == period
+        return starts, turn
+    turn += 1
+    is_due = turn == period
 
     def renew(carry):
         # Keys that nothing in the loop changed would let XLA compute the reset before it, in every step.
@@ -64,4 +64,4 @@ def renew_starts(reset: Callable, keys: jax.Array, starts: Any, age: jax.Array, 
 
     # A loop of no or one round: under vmap it is skipped where no trial needs it, which a cond is not.
     starts, _ = jax.lax.while_loop(lambda carry: carry[1], renew, (starts, is_due))
-    return starts, jnp.where(is_due, 0, age)
+    return starts, jnp.where(is_due, 0, turn)

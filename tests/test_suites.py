@@ -1,5 +1,6 @@
 """common/suites: each suite says what its own interface says, but for the ends of episodes and new starts."""
 
+import dataclasses
 import importlib
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from gymnax.environments import spaces
 from helpers import ROOT, capture, rank_promotion, step_and_record
 
 import common.suites
-from common.environment import Environment, make_env
+from common.environment import Environment, EnvState, make_env
 from common.suites import Suite, canonical_name, guard_physics, suites
 from common.suites import __main__ as listing
 from runner.render import play_episode
@@ -289,14 +290,27 @@ def test_no_start_is_computed_where_none_is_due():
     _, env_state = jax.vmap(env.reset)(keys)
     step = jax.jit(jax.vmap(env.step))  # without vmap XLA moves nothing out of the loop
 
-    def seconds(age):
+    def seconds(turn):
         started = time.perf_counter()
-        jax.block_until_ready(step(keys, env_state.replace(age=jnp.full(1, age)), jnp.zeros((1, 8))))
+        jax.block_until_ready(step(keys, env_state.replace(turn=jnp.full(1, turn)), jnp.zeros((1, 8))))
         return time.perf_counter() - started
 
-    times = np.array([[seconds(age) for age in (0, 1)] for _ in range(6)])[1:]  # the first one compiles
+    times = np.array([[seconds(turn) for turn in (0, 1)] for _ in range(6)])[1:]  # the first one compiles
     none_due, due = times.min(axis=0)
     assert none_due < due / 4
+
+
+def test_a_state_has_the_fields_of_older_checkpoints_in_order():
+    """`runner.files.checkpoint` tells arrays by these names."""
+    names = [field.name for field in dataclasses.fields(EnvState)]
+    assert names == ["state", "length", "episode_return", "episodes", "starts", "turn", "told"]
+    keys = jax.random.split(jax.random.key(0), 3)
+    _, env_state = Environment(Numbers(5)).reset(keys)
+    assert env_state.starts is None
+    assert env_state.told == {}  # no array, as older checkpoints have none
+    _, env_state = Environment(Numbers(5), reset_period=4).reset(keys)
+    assert jax.tree.map(jnp.shape, env_state.starts) == ((3,), ((3,), (3,)))
+    assert env_state.turn.shape == ()
 
 
 def test_all_starts_are_renewed_together_once_in_a_period():
@@ -308,7 +322,7 @@ def test_all_starts_are_renewed_together_once_in_a_period():
         _, env_state, *_ = env.step(jax.random.split(jax.random.key(step), 3), env_state, jnp.zeros(3))
         is_new = env_state.starts[0] != before
         np.testing.assert_array_equal(is_new, [step % 4 == 0] * 3)
-        assert env_state.age == step % 4
+        assert env_state.turn == step % 4
 
 
 class Dice(Suite):
