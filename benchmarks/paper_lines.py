@@ -12,7 +12,7 @@ import re
 
 from matplotlib.figure import Figure
 from papers import PAGE
-from results import FOLDER
+from tables import FOLDER
 
 from runner.report.plots import style
 

@@ -10,7 +10,6 @@ scores of all seeds are kept in results/papers.json.
 """
 
 import argparse
-import json
 import re
 import shutil
 import subprocess
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tables import FOLDER, ROOT, read, with_table
+from tables import FOLDER, ROOT, dump, markdown, read, with_table
 
 from runner.report.statistics import confidence_interval, iqm, probability_of_improvement
 
@@ -164,17 +163,16 @@ def call(command: list[str], folder: Path) -> None:
 def table(raws: dict[str, Any]) -> list[str]:
     """The effects in Markdown."""
     titles = ("paper", "flags", "compared with", "IQM without", "IQM with", "P(with > without)")
-    lines = ["", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    rows, papers = [], read_papers()
     for name, study in STUDIES.items():
         if name in raws:
             without, with_it = (np.array(raws[name][x]["returns"]) for x in ("script", "copy"))
             probability = "{:.2f} ({:.2f} to {:.2f})".format(*probability_of_improvement([(with_it, without)]))
             flags = f"`{study.flags} {study.on}".strip() + "`"
             flags += f", scored in {study.held_out}" if study.held_out else ""
-            other = read_papers()[study.paper][0] if study.off is None else f"`{study.off}`"
-            cells = [study.paper, flags, other, *map(score, (without, with_it)), probability]
-            lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, ""]
+            other = papers[study.paper][0] if study.off is None else f"`{study.off}`"
+            rows.append([study.paper, flags, other, *map(score, (without, with_it)), probability])
+    return ["", *markdown(titles, rows), ""]
 
 
 def score(returns: np.ndarray) -> str:
@@ -196,7 +194,7 @@ def main() -> None:
     for name in () if arguments.report else arguments.only or [name for name in STUDIES if name not in raws]:
         with tempfile.TemporaryDirectory() as folder:
             raws[name] = train(STUDIES[name], Path(folder))
-        RAW.write_text("{\n" + ",\n".join(f"{json.dumps(x)}: {json.dumps(raws[x])}" for x in sorted(raws)) + "\n}\n")
+        RAW.write_text(dump(dict(sorted(raws.items()))))
     PAGE.write_text(with_table(PAGE.read_text(), BEGIN, table(raws)))
 
 
