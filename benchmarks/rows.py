@@ -12,7 +12,7 @@ import hidden_velocity  # noqa: F401  # registers its environments
 from tables import FOLDER, ROOT, read
 
 from common.presets import preset
-from runner.cli.parse import to_flags
+from runner.options.parse import to_flags
 
 RAW = FOLDER / "results" / "raw"
 HEADLINE, GPU, OPTIONS = "Classic control", "Presets of GPU size", "Options"  # families with rules of their own

@@ -18,8 +18,8 @@ from tables import ROOT, read
 from three_iterations import hash_program
 
 from common.environment import make_env
-from runner.cli.parse import to_flags
 from runner.devices.evaluation import episode_limit, evaluate
+from runner.options.parse import to_flags
 from runner.report.statistics import summarize
 
 FINAL_EPISODES = 100

@@ -1,7 +1,6 @@
 """Scores of a policy, also in another environment: python -m runner.evaluate RUN --env CartPole-v1:length=1.0"""
 
 import re
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,12 +12,13 @@ import tyro
 
 from common.environment import Environment, make_env
 from common.suites import canonical_name
-from runner.cli.parse import fail, registry
 from runner.devices.evaluation import episode_limit, evaluate, greedy_policy, sampled_policy
 from runner.devices.placement import is_finite
+from runner.errors import exit_on_errors
 from runner.files.load import load
 from runner.files.record import read_record
 from runner.files.store import write_json
+from runner.options.parse import registry
 from runner.report.results import COLUMNS, INTERVAL, count, numbers, row
 from runner.report.statistics import summarize
 
@@ -87,22 +87,18 @@ def play(arguments: Arguments) -> dict[str, Any]:
     }
 
 
+@exit_on_errors()
 def main() -> None:
     """The command line. Exits with status 2 and one line where the input is bad, with 130 after Ctrl-C."""
     arguments = tyro.cli(Arguments, prog="python -m runner.evaluate", registry=registry())
-    try:
-        for name in ("episodes", "max_steps"):
-            if getattr(arguments, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(arguments, name)}")
-        result = play(arguments)
-        parts = [result["env"], *(f"{name}={value}" for name, value in result["setting"].items())]
-        name = re.sub(r"[^A-Za-z0-9.=,_-]", "-", "-".join([*parts, *["sampled"] * arguments.sampled]))
-        path = Path(arguments.run, f"evaluation-{name}.json")
-        write_json(path, result)
-    except (ValueError, OSError) as error:
-        fail(str(error))
-    except KeyboardInterrupt:
-        raise SystemExit(128 + signal.SIGINT) from None
+    for name in ("episodes", "max_steps"):
+        if getattr(arguments, name) < 1:
+            raise ValueError(f"{name} must be at least 1, not {getattr(arguments, name)}")
+    result = play(arguments)
+    parts = [result["env"], *(f"{name}={value}" for name, value in result["setting"].items())]
+    name = re.sub(r"[^A-Za-z0-9.=,_-]", "-", "-".join([*parts, *["sampled"] * arguments.sampled]))
+    path = Path(arguments.run, f"evaluation-{name}.json")
+    write_json(path, result)
     names, scores = ["mean", "iqm", "min", "max"], result["eval_episode_return"]
     seeds, kind = count(len(scores["per_seed"]), "seed"), "sampled" if arguments.sampled else "greedy"
     print(f"\n{kind} evaluation of {seeds}, {count(arguments.episodes, 'whole episode')} each:")

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from pathlib import Path
@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from runner.cli.options import Options
-from runner.cli.sweep import short_texts
+from runner.options.fields import Options
 
 EVAL_STEPS, EVAL_METRICS = "eval_env_steps", ("eval_episode_return", "eval_episode_length")
 MAX_NAMES = 20  # trials in a list
@@ -252,3 +251,13 @@ def until(evaluations: dict[str, np.ndarray], env_steps: int) -> dict[str, np.nd
 def append_metrics(metrics: dict[str, np.ndarray], records: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Join [num_trials, n] and [num_trials, m] of each metric; `metrics` may be empty."""
     return {name: np.concatenate([metrics[name], x], axis=1) if metrics else x for name, x in records.items()}
+
+
+def short_texts(values: Iterable[float]) -> dict[float, str]:
+    """Each value as text: 4 significant digits, or as many more as it takes to tell all of them apart."""
+    unique = set(values)
+    for digits in range(4, 18):  # with 17 no two floats look equal
+        texts = {value: str(float(f"{value:.{digits}g}")) for value in unique}
+        if len(set(texts.values())) == len(unique):
+            break
+    return texts

@@ -19,10 +19,6 @@ import jax
 
 from common.environment import make_env
 from common.presets import find_preset
-from runner.cli.halving import plan_stops
-from runner.cli.options import OF_PROCESS, PRECISIONS, Options, resume_flag
-from runner.cli.parse import check_unchanged, fail, look_ahead, parse, read_words
-from runner.cli.sweep import check_distinct, count_settings, make_settings, read_axes
 from runner.devices import hosts
 from runner.devices.evaluation import MAX_FRAMES, episode_limit, greedy_policy, play_episode
 from runner.devices.imports import import_ahead, import_gymnax, keep_programs
@@ -30,19 +26,23 @@ from runner.devices.memory import check_memory
 from runner.devices.placement import strip_weak_types
 from runner.devices.programs import check_scalars
 from runner.devices.stop import StopSignal
-from runner.experiment import Experiment, Part, Result, Rung
+from runner.errors import fail
+from runner.experiment import Experiment, Part, Result
 from runner.files.checkpoint import named_leaves
-from runner.files.claim import claimed_folder, describe_saved, describe_shortage
 from runner.files.load import load
-from runner.files.record import PACKAGES, Record, check_rungs, read_config, read_options, read_record
+from runner.files.lock import locked_folder, out_of_memory_hint, resume_hint
+from runner.files.record import PACKAGES, Record, read_config, read_options, read_record
 from runner.files.store import write_metrics
-from runner.report.progress import lasting_output
+from runner.options.fields import OF_PROCESS, PRECISIONS, Options, resume_flag
+from runner.options.parse import check_unchanged, normalize_argv, parse, peek
+from runner.options.sweep import check_distinct, count_settings, make_settings, read_axes
+from runner.report.progress import ignore_write_errors
 from runner.report.timing import Timing
 from runner.report.tracking import check_wandb
-from runner.rungs import Run
+from runner.rungs import Run, plan_rungs
 
 
-@lasting_output()
+@ignore_write_errors()
 def run(script: str, config_class: type, make: Callable) -> None:
     """The command line of a script: read sys.argv, train, evaluate, write files.
 
@@ -57,21 +57,21 @@ def run(script: str, config_class: type, make: Callable) -> None:
         refuse(error, script)
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
-    with prepared.claim, prepared.stop:
+    with prepared.lock, prepared.stop:
         try:
             prepared.begin()
             import_ahead("runner.report.results")
             results = prepared.train()
             if not prepared.stop.received or (results and prepared.is_single):
-                conclude(prepared, results)
+                finish(prepared, results)
         except ValueError as error:
             refuse(error, script)
         except OSError as error:
-            fail(f"cannot save: {error}; {describe_saved(prepared.directory)}")
+            fail(f"cannot save: {error}; {resume_hint(prepared.directory)}")
         except (jax.errors.JaxRuntimeError, MemoryError) as error:
             if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            fail(f"out of memory; {describe_shortage(prepared.directory, prepared.experiment.options)}", 1)
+            fail(f"out of memory; {out_of_memory_hint(prepared.directory, prepared.experiment.options)}", 1)
         finally:
             hosts.shutdown()
     if prepared.stop.received:
@@ -91,12 +91,12 @@ def refuse(error: Exception, script: str) -> NoReturn:
 
 
 def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> Run:
-    """Read the command line, connect the processes, check all that can be checked and claim the folder.
+    """Read the command line, connect the processes, check all that can be checked and lock the folder.
 
     Raises:
         ValueError: one line that says what to change.
     """
-    config, options, record = ask(script, config_class)
+    config, options, record = parse_command_line(script, config_class)
     check_modes()
     axes = read_axes(options.sweep, options.sweep_samples, config)
     num_trials = count_settings(axes, options.sweep_samples) * options.num_seeds
@@ -116,11 +116,11 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
             raise
         preset = None  # the run has its settings from its record, also where the preset is gone
     rungs = plan_rungs(experiment, record)
-    claim = contextlib.ExitStack()
+    lock = contextlib.ExitStack()
 
     def choose_folder() -> str:
         check_wandb(options)  # in process 0, which logs for all
-        return str(claim.enter_context(claimed_folder(experiment.algorithm, config.env, options)))
+        return str(lock.enter_context(locked_folder(experiment.algorithm, config.env, options)))
 
     return Run(
         experiment=experiment,
@@ -129,7 +129,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
         directory=Path(hosts.broadcast("directory", choose_folder)),
         rungs=rungs,
         wandb_id=record.wandb_id if record else secrets.token_hex(4),
-        claim=claim,
+        lock=lock,
         stop=StopSignal(),
         timing=timing,
     )
@@ -157,18 +157,6 @@ def check_program(algorithm: Any, config: Any, options: Options, num_trials: int
     return abstract_state
 
 
-def plan_rungs(experiment: Experiment, record: Record | None) -> list[Rung]:
-    """The rungs that a run has begun, the last of which is trained next; of a new run the first."""
-    if record:
-        check_rungs(record, experiment)
-        if record.rungs:
-            return record.rungs
-    stop = experiment.config.num_iterations
-    if experiment.is_halved:
-        stop, *_ = plan_stops(experiment.num_settings, stop, experiment.halving_factor)
-    return [Rung(tuple(range(experiment.num_settings)), stop, record.parts if record else [])]
-
-
 def describe_program(script: str, config: Any, options: Options) -> dict[str, Any]:
     """What must be the same in all processes of a run: code, versions, settings and options."""
     root = Path(__file__).parent.parent
@@ -190,7 +178,7 @@ def check_modes() -> None:
         raise ValueError(f"{reason}; {hint}")
 
 
-def ask(script: str, config_class: type) -> tuple[Any, Options, Record | None]:
+def parse_command_line(script: str, config_class: type) -> tuple[Any, Options, Record | None]:
     """Read sys.argv. The defaults are the chosen preset of the environment, or with --resume the settings of that run.
 
     Returns:
@@ -200,8 +188,8 @@ def ask(script: str, config_class: type) -> tuple[Any, Options, Record | None]:
         ValueError: an option with a value that it cannot have, no run to resume, one that was started with other
             settings, no preset of this name, or an error in the file of presets.
     """
-    words = read_words(config_class)
-    env, name, resume = look_ahead(words, config_class().env)
+    words = normalize_argv(config_class)
+    env, name, resume = peek(words, config_class().env)
     if resume is None:
         preset = find_preset(config_class, env, name)
         source = f"{env}{f', preset {name}' if name else ''}" if preset else f"Config; {env} has no preset"
@@ -218,7 +206,7 @@ def ask(script: str, config_class: type) -> tuple[Any, Options, Record | None]:
     return *given, record
 
 
-def conclude(run: Run, results: dict[Part, Result]) -> None:
+def finish(run: Run, results: dict[Part, Result]) -> None:
     """Join the results of all parts and report; process 0 does it for all. `results`: of the parts of this process."""
     experiment, directory = run.experiment, run.directory
     with run.timing.measure("reporting"):
@@ -227,7 +215,7 @@ def conclude(run: Run, results: dict[Part, Result]) -> None:
     absent = hosts.barrier("end")
     hosts.shutdown()  # before the report, in which process 0 is alone
     if absent and not run.stop.received:
-        fail(hosts.describe_absent(absent, directory), 1)
+        fail(hosts.absence_hint(absent, directory), 1)
     if absent or jax.process_index() > 0:
         return
     result = run.join(results)

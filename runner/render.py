@@ -1,6 +1,5 @@
 """Replay a saved policy: python -m runner.render runs/ppo/CartPole-v1/NAME --seed-index 3 --out episode.gif"""
 
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,12 @@ import tyro
 from rich.progress import track
 
 from common.environment import make_env
-from runner.cli.parse import fail, registry
 from runner.devices.evaluation import MAX_FRAMES, episode_limit, greedy_policy, play_episode
+from runner.errors import exit_on_errors
 from runner.files.load import load
 from runner.files.record import read_record
 from runner.files.store import replacing
+from runner.options.parse import registry
 
 
 @dataclass(frozen=True)
@@ -41,35 +41,31 @@ def check_out(path: Path, ending: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
 
 
+@exit_on_errors()
 def main() -> None:
     """The command line. Exits with status 2 and one line where the input is bad, with 130 after Ctrl-C."""
     arguments = tyro.cli(Arguments, prog="python -m runner.render", registry=registry())
+    if arguments.max_steps < 1:
+        raise ValueError(f"max_steps must be at least 1, not {arguments.max_steps}")
+    if not 0 <= arguments.episode_seed < 2**32:
+        raise ValueError(f"episode_seed must be between 0 and 2**32 - 1, not {arguments.episode_seed}")
+    trial = arguments.seed_index, arguments.setting_index
+    config, algorithm, state = load(arguments.run, *trial, arguments.script or None)
+    env = make_env(config.env)
     try:
-        if arguments.max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, not {arguments.max_steps}")
-        if not 0 <= arguments.episode_seed < 2**32:
-            raise ValueError(f"episode_seed must be between 0 and 2**32 - 1, not {arguments.episode_seed}")
-        trial = arguments.seed_index, arguments.setting_index
-        config, algorithm, state = load(arguments.run, *trial, arguments.script or None)
-        env = make_env(config.env)
-        try:
-            ending, render = env.suite.renderer()
-        except ValueError as error:
-            raise ValueError(f"{config.env}: {error}") from error
-        path = Path(arguments.out or f"episode{ending}")
-        check_out(path, ending)
-        if read_record(Path(arguments.run)).is_sampled:
-            print("note: the run was evaluated with sampled actions; this episode is greedy", file=sys.stderr)
-        print(f"playing an episode of {config.env}", flush=True)
-        key, limit = jax.random.key(arguments.episode_seed), episode_limit(env, arguments.max_steps)
-        states, returns = play_episode(env, *greedy_policy(algorithm, state, 1), key, limit)
-        print(f"drawing {len(states):,} frames", flush=True)
-        with replacing(path) as temporary:
-            render(track(states, "drawing", disable=not sys.stdout.isatty()), returns, str(temporary))
-    except (ValueError, OSError) as error:
-        fail(str(error))
-    except KeyboardInterrupt:
-        raise SystemExit(128 + signal.SIGINT) from None
+        ending, render = env.suite.renderer()
+    except ValueError as error:
+        raise ValueError(f"{config.env}: {error}") from error
+    path = Path(arguments.out or f"episode{ending}")
+    check_out(path, ending)
+    if read_record(Path(arguments.run)).is_sampled:
+        print("note: the run was evaluated with sampled actions; this episode is greedy", file=sys.stderr)
+    print(f"playing an episode of {config.env}", flush=True)
+    key, limit = jax.random.key(arguments.episode_seed), episode_limit(env, arguments.max_steps)
+    states, returns = play_episode(env, *greedy_policy(algorithm, state, 1), key, limit)
+    print(f"drawing {len(states):,} frames", flush=True)
+    with replacing(path) as temporary:
+        render(track(states, "drawing", disable=not sys.stdout.isatty()), returns, str(temporary))
     print(f"{len(states)} steps, return {returns[-1]:.1f}, written to {path}")
 
 

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.random import is_key
-from runner.cli.halving import choose, describe_cut, plan_sizes, plan_stops
-from runner.cli.parse import fail
 from runner.devices import hosts
 from runner.devices.memory import available_bytes, divide_trials, num_bytes
 from runner.devices.programs import Programs
 from runner.devices.stop import StopSignal
+from runner.errors import fail
 from runner.experiment import EVAL_STEPS, Experiment, Part, Progress, Result, Rung, join_results, join_rungs
 from runner.files import checkpoint, store
-from runner.files.claim import discard
-from runner.files.record import write_record
+from runner.files.lock import discard
+from runner.files.record import Record, check_rungs, write_record
+from runner.halving import choose, describe_cut, describe_rungs, plan_sizes, plan_stops
 from runner.report.progress import print_header
 from runner.report.timing import Timing
 from runner.report.tracking import Tracker
@@ -38,7 +38,7 @@ class Run:
     directory: Path
     rungs: list[Rung]  # up to the one that is being trained; the parts are those of all processes
     wandb_id: str  # from which the ids of the wandb runs are made
-    claim: contextlib.ExitStack  # on the directory; process 0 holds it for all
+    lock: contextlib.ExitStack  # of the directory; process 0 holds it for all
     stop: StopSignal
     timing: Timing
     trainer: Trainer | None = field(init=False, default=None)  # of the last rung, see `compile`
@@ -62,6 +62,8 @@ class Run:
         else:
             self.check_record()
         print_header(experiment, self.preset is not None, self.num_devices, self.abstract_state)
+        if experiment.is_halved:
+            print(describe_rungs(experiment), flush=True)
         try:
             self.compile()
             self.tracker = Tracker(experiment, self.directory, self.wandb_id)
@@ -101,7 +103,7 @@ class Run:
 
         def make_programs(num_trials: int) -> Programs:
             if before and before.programs.num_trials == num_trials:
-                return before.programs.serve(trials)
+                return before.programs.with_experiment(trials)
             return Programs(trials, self.abstract_state, num_trials, self.num_devices)
 
         name = f"trials_per_batch of rung {len(self.rungs)}"
@@ -178,7 +180,7 @@ class Run:
             is_stopped = hosts.broadcast(f"stop after {name}", lambda: "yes" if self.stop.received else "") == "yes"
             absent = [0] if is_stopped else []
         if absent and not self.stop.received:
-            fail(hosts.describe_absent(absent, self.directory), 1)
+            fail(hosts.absence_hint(absent, self.directory), 1)
         return not absent
 
     def cut(self) -> None:
@@ -226,3 +228,15 @@ class Run:
         metrics, evaluations = store.read_metrics(path, self.experiment.env_steps(rung.stop), trials)
         num_iterations = np.full(part.num_trials, rung.stop)
         return Result(metrics, evaluations, store.read_scores(path, part.num_trials), num_iterations)
+
+
+def plan_rungs(experiment: Experiment, record: Record | None) -> list[Rung]:
+    """The rungs that a run has begun, the last of which is trained next; of a new run the first."""
+    if record:
+        check_rungs(record, experiment)
+        if record.rungs:
+            return record.rungs
+    stop = experiment.config.num_iterations
+    if experiment.is_halved:
+        stop, *_ = plan_stops(experiment.num_settings, stop, experiment.halving_factor)
+    return [Rung(tuple(range(experiment.num_settings)), stop, record.parts if record else [])]

@@ -7,7 +7,6 @@ equal bit for bit, or to rounding where the copy's program is another one; round
 import argparse
 import ast
 import dataclasses
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 
 from common.presets import preset
-from runner.cli.parse import fail
+from runner.errors import exit_on_errors
 from runner.files.load import check_script, import_script
 
 ROUNDING = 1e-4  # largest relative difference that is called rounding
@@ -83,6 +82,7 @@ def compare(arguments: argparse.Namespace) -> bool:
     return bool(is_same)
 
 
+@exit_on_errors()
 def main() -> None:
     """The command line. Exits with status 1 if the scripts differ, with 2 and one line where the input is bad."""
     parser = argparse.ArgumentParser(prog="python -m runner.same", description=__doc__.partition("\n\n")[2])
@@ -98,12 +98,7 @@ def main() -> None:
         metavar="NAME=VALUE",
         help="fields that turn the change off; those that both have, in both",
     )
-    try:
-        raise SystemExit(not compare(parser.parse_args()))
-    except (ValueError, OSError) as error:
-        fail(str(error))
-    except KeyboardInterrupt:
-        raise SystemExit(128 + signal.SIGINT) from None
+    raise SystemExit(not compare(parser.parse_args()))
 
 
 if __name__ == "__main__":

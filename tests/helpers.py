@@ -26,12 +26,12 @@ import pytest
 
 from common.environment import clear_episodes
 from common.presets import read_presets
-from runner.cli.parse import to_flags
 from runner.devices import memory, placement, programs
 from runner.experiment import Experiment
 from runner.files import checkpoint, store
 from runner.files.record import read_config, read_record
 from runner.main import run
+from runner.options.parse import to_flags
 from runner.report import plots
 
 ROOT = Path(__file__).resolve().parent.parent

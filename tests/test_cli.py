@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import pytest
 from helpers import ENVS, SCRIPTS, call, capture, presets
 
-from runner.cli.options import Options
-from runner.cli.parse import check_unchanged
 from runner.experiment import Experiment
-from runner.main import ask
+from runner.main import parse_command_line
+from runner.options.fields import Options
+from runner.options.parse import check_unchanged
 from runner.report.progress import print_header
 
 
@@ -36,7 +36,7 @@ def parsed(script, *words):
     """Config and Options of a command line."""
     module = importlib.import_module(script)
     given = []
-    result = capture(lambda: given.append(ask(module.__file__, module.Config)), module.__file__, *words)
+    result = capture(lambda: given.append(parse_command_line(module.__file__, module.Config)), module.__file__, *words)
     assert result.status == 0, result
     return given[0][:2]
 
@@ -44,7 +44,7 @@ def parsed(script, *words):
 def help_of(script, *words):
     """What --help says, without the frames around it."""
     module = importlib.import_module(script)
-    result = capture(lambda: ask(module.__file__, module.Config), module.__file__, *words, "--help")
+    result = capture(lambda: parse_command_line(module.__file__, module.Config), module.__file__, *words, "--help")
     assert (result.status, result.stderr) == (0, "")
     return re.sub(r"[│╭╮╰╯─]+", "", result.stdout)
 
@@ -103,7 +103,7 @@ def test_help_shows_the_values_that_will_run(script):
 def test_help_fits_a_narrow_terminal(script, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     module = importlib.import_module(script)
-    result = capture(lambda: ask(module.__file__, module.Config), module.__file__, "--help")
+    result = capture(lambda: parse_command_line(module.__file__, module.Config), module.__file__, "--help")
     assert result.stdout.startswith(f"usage: python {script}.py")
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "\x1b" not in result.stdout, "colours are for terminals"
@@ -326,7 +326,7 @@ def test_parsing_leaves_the_command_line_as_it_is(script, monkeypatch):
     words = [f"{script}.py", "--env", ENVS[script][0], "--seed", "3"]
     monkeypatch.setattr(sys, "argv", words.copy())
     module = importlib.import_module(script)
-    ask(module.__file__, module.Config)
+    parse_command_line(module.__file__, module.Config)
     assert sys.argv == words
 
 

@@ -21,10 +21,10 @@ from common.presets import preset
 from common.suites import suites
 from docs.relink import LINK, pages, relink
 from runner import evaluate, render
-from runner.cli.sweep import read_axes
 from runner.compare import __main__ as compare
 from runner.export import __main__ as export
-from runner.main import ask
+from runner.main import parse_command_line
+from runner.options.sweep import read_axes
 
 PAGES = {str(page.relative_to(ROOT)): page for page in pages()}
 WALKTHROUGH = ROOT / "docs" / "walkthrough.py"
@@ -256,7 +256,7 @@ def check_script(program: str, *words: str) -> None:
 
     def read() -> None:
         try:
-            config, options, _ = ask(module.__file__, module.Config)
+            config, options, _ = parse_command_line(module.__file__, module.Config)
         except ValueError as error:
             if "--resume" in words and str(error).startswith(("no run in", "--rank-by has no effect")):
                 return  # the run here is no sweep

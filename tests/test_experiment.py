@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.cli.options import Options
 from runner.devices.evaluation import auto_evaluations, evaluated_iterations
 from runner.experiment import (
     EVAL_METRICS,
@@ -20,6 +19,7 @@ from runner.experiment import (
     join_rungs,
     until,
 )
+from runner.options.fields import Options
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from common.config import NonNegative
-from runner.cli.options import Options
 from runner.experiment import EVAL_METRICS, Experiment, Part, Rung, append_metrics
 from runner.files import record as record_module
-from runner.files.claim import claimed_folder, describe_shortage, discard
+from runner.files.lock import discard, locked_folder, out_of_memory_hint
 from runner.files.record import check_parts, read_config, read_experiment, read_options, read_record
 from runner.files.store import CHECKPOINT, read_metrics, replacing, write_json, write_metrics, write_table
+from runner.options.fields import Options
 from runner.report.results import curve_rows
 from runner.report.statistics import Curve
 
@@ -88,10 +88,10 @@ TRAINED = Options(name="run")
 
 def test_the_lock_of_a_killed_process_is_taken_over(folder):
     program = f"""
-from runner.files.claim import claimed_folder
-from runner.cli.options import Options
+from runner.files.lock import locked_folder
+from runner.options.fields import Options
 import sys
-with claimed_folder("ppo", "Env", {TRAINED!r}):
+with locked_folder("ppo", "Env", {TRAINED!r}):
     print(flush=True)
     sys.stdin.read()
 """
@@ -100,12 +100,12 @@ with claimed_folder("ppo", "Env", {TRAINED!r}):
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environ()) as process:
         process.stdout.readline()
         with pytest.raises(ValueError, match=f"^runs/ppo/Env/run is being trained by process {process.pid} since "):
-            claimed_folder("ppo", "Env", TRAINED).__enter__()
+            locked_folder("ppo", "Env", TRAINED).__enter__()
         process.kill()
         process.wait()
     lock = Path("runs/ppo/Env/run/training.lock")
     assert lock.read_text().startswith(f"process {process.pid} since ")
-    with claimed_folder("ppo", "Env", TRAINED):
+    with locked_folder("ppo", "Env", TRAINED):
         assert lock.read_text().startswith(f"process {os.getpid()} since ")
     assert not lock.exists()
 
@@ -119,11 +119,11 @@ def test_a_lock_that_is_removed_at_this_moment_is_taken_again(folder, monkeypatc
 
     lock, taken, path = fcntl.flock, [], Path("runs/ppo/Env/run/training.lock")
     monkeypatch.setattr(fcntl, "flock", flock)
-    with claimed_folder("ppo", "Env", TRAINED):
+    with locked_folder("ppo", "Env", TRAINED):
         assert path.exists()
         monkeypatch.setattr(fcntl, "flock", lock)
         with pytest.raises(ValueError, match="is being trained by process"):
-            claimed_folder("ppo", "Env", TRAINED).__enter__()
+            locked_folder("ppo", "Env", TRAINED).__enter__()
 
 
 def test_a_file_system_without_locks_has_runs_too(folder, monkeypatch):
@@ -131,7 +131,7 @@ def test_a_file_system_without_locks_has_runs_too(folder, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with claimed_folder("ppo", "Env", TRAINED) as directory:
+    with locked_folder("ppo", "Env", TRAINED) as directory:
         assert [path.name for path in directory.iterdir()] == ["training.lock"]
     assert not directory.exists()
 
@@ -139,7 +139,7 @@ def test_a_file_system_without_locks_has_runs_too(folder, monkeypatch):
 @pytest.mark.parametrize(("process", "names"), [(0, set()), (1, {"config.json"})])
 def test_only_process_0_removes_a_run_that_cannot_begin(process, names, folder, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: process)
-    with claimed_folder("ppo", "Env", TRAINED) as directory:
+    with locked_folder("ppo", "Env", TRAINED) as directory:
         (directory / "config.json").write_text("{}")
         discard(directory)
     assert {path.name for path in directory.glob("*")} == names
@@ -149,15 +149,15 @@ def test_only_process_0_removes_a_run_that_cannot_begin(process, names, folder, 
 def test_a_run_for_which_the_memory_does_not_suffice_names_what_helps(folder):
     directory = Path("my runs", "run")
     directory.mkdir(parents=True)
-    assert describe_shortage(directory, TRAINED).startswith("lower --trials-per-batch, ")
+    assert out_of_memory_hint(directory, TRAINED).startswith("lower --trials-per-batch, ")
     with_more = "continue it on a machine with more memory, with --resume 'my runs/run'"
-    assert describe_shortage(directory, dataclasses.replace(TRAINED, resume="my runs/run")) == with_more
+    assert out_of_memory_hint(directory, dataclasses.replace(TRAINED, resume="my runs/run")) == with_more
     (directory / CHECKPOINT).touch()
-    assert describe_shortage(directory, TRAINED) == with_more
+    assert out_of_memory_hint(directory, TRAINED) == with_more
 
 
 def test_runs_that_start_together_have_their_own_folders(folder):
-    with claimed_folder("ppo", "Env", Options()) as first, claimed_folder("ppo", "Env", Options()) as second:
+    with locked_folder("ppo", "Env", Options()) as first, locked_folder("ppo", "Env", Options()) as second:
         assert first != second
 
 

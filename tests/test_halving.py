@@ -17,12 +17,12 @@ from test_trials import together
 
 import runner.rungs
 import runner.training
-from runner.cli.halving import choose, describe_cut, plan_sizes, plan_stops
-from runner.cli.options import Options
 from runner.compare import __main__ as compare
 from runner.experiment import EVAL_STEPS, Experiment, Part, Result, Rung
 from runner.files import checkpoint
 from runner.files.load import load
+from runner.halving import choose, describe_cut, plan_sizes, plan_stops
+from runner.options.fields import Options
 
 FOLDER = Path("runs/ppo/CartPole-v1")
 RATES = "0.0001,0.0003,0.001,0.003,0.01,0.03,0.1,0.3,1"

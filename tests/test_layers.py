@@ -6,7 +6,7 @@ import pytest
 from helpers import ROOT
 
 # From the lowest up, as runner/__init__.py lists them. Those of the last row do not import each other.
-LAYERS = [["cli"], ["experiment"], ["devices"], ["files"], ["report"], ["training"], ["rungs"]]
+LAYERS = [["errors", "options"], ["experiment"], ["devices"], ["files"], ["report"], ["halving", "training"], ["rungs"]]
 LAYERS += [["main", "render", "evaluate", "same", "compare", "export"]]
 HEIGHT = {layer: number for number, layers in enumerate(LAYERS) for layer in layers}
 MODULES = sorted(path for path in (ROOT / "runner").rglob("*.py") if path.name != "__init__.py")
@@ -26,7 +26,7 @@ def imports(path):
 
 
 def layer(name):
-    """runner.cli.parse -> cli, runner.main -> main."""
+    """runner.options.parse -> options, runner.main -> main."""
     return name.split(".")[1]
 
 

@@ -15,7 +15,7 @@ from helpers import ROOT, SMALL
 from reference import dense, layer_norm, to_float64
 
 from common.buffer import add, init_buffer, read
-from runner.main import ask
+from runner.main import parse_command_line
 
 sys.path.append(str(ROOT / "benchmarks"))
 
@@ -107,7 +107,7 @@ def test_the_flags_of_a_study_can_be_read(name, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "__file__", str(path))
     for words in (study.flags, f"{study.flags} {study.on if study.off is None else study.off}"):
         monkeypatch.setattr(sys, "argv", ["my.py", *words.split(), *papers.COMMON.split()])
-        config, options, _ = ask(path, module.Config)
+        config, options, _ = parse_command_line(path, module.Config)
         assert (config.env, options.num_seeds) == (words.split()[1], 20)
 
 

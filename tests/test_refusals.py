@@ -12,9 +12,9 @@ import pytest
 from helpers import ENVS, ROOT, SCRIPTS, call, execute, flags, path_of, small_config, small_run
 from runs import FILES, assert_finished, assert_refused, contents, directory_of, one
 
-import runner.files.claim
-from runner.cli.options import Options
-from runner.files.claim import claimed_folder
+import runner.files.lock
+from runner.files.lock import locked_folder
+from runner.options.fields import Options
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -261,7 +261,7 @@ def test_two_runs_may_start_in_the_same_second(script, folder, monkeypatch):
         def now(cls, tz=None):
             return cls(2026, 1, 2, 3, 4, 5)
 
-    monkeypatch.setattr(runner.files.claim, "datetime", Clock)
+    monkeypatch.setattr(runner.files.lock, "datetime", Clock)
     for _ in range(2):
         assert_finished(call(script, *small_run(script, eval_episodes=0)))
     assert len(list(Path("runs", script, ENVS[script][0]).iterdir())) == 2
@@ -282,7 +282,7 @@ def test_a_run_that_is_not_there(script, folder):
 @pytest.mark.slow
 @one
 def test_a_run_that_is_being_trained_is_not_resumed(script, undisturbed, finished):
-    with claimed_folder(script, ENVS[script][0], Options(resume=str(finished))):
+    with locked_folder(script, ENVS[script][0], Options(resume=str(finished))):
         before = contents(finished)
         result = call(script, "--resume", str(finished))
         assert_refused(
@@ -295,7 +295,7 @@ def test_a_run_that_is_being_trained_is_not_resumed(script, undisturbed, finishe
 
 @one
 def test_a_name_under_which_a_run_begins_is_taken(script, folder):
-    with claimed_folder(script, ENVS[script][0], Options(name="same")) as directory:
+    with locked_folder(script, ENVS[script][0], Options(name="same")) as directory:
         assert_refused(call(script, *small_run(script, name="same")), f"{directory} is being trained by process ")
         assert [path.name for path in directory.iterdir()] == ["training.lock"]
 

@@ -29,8 +29,8 @@ from runs import FILES, assert_finished, directory_of, summary_of
 
 import runner.devices.programs
 import runner.report.results
-from runner.cli.options import Options
 from runner.experiment import Experiment
+from runner.options.fields import Options
 
 pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 

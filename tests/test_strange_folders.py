@@ -20,12 +20,12 @@ from safetensors import safe_open
 import ppo
 from common.random import is_key
 from runner import load, render
-from runner.cli.options import Options
 from runner.compare import __main__ as compare
 from runner.experiment import EVAL_METRICS, Experiment, Part, Rung
 from runner.export import __main__ as export
 from runner.export.policy import Model
 from runner.files import checkpoint, record, store
+from runner.options.fields import Options
 
 NUM_SEEDS, ITERATION = 2, 3
 EVIL = "import pathlib\npathlib.Path({!r}).touch()\nfrom ppo import Config, make\n"

@@ -19,10 +19,10 @@ import runner.devices.programs
 import runner.main
 from common.config import Fraction, NonNegative
 from runner import evaluate
-from runner.cli.options import Options
-from runner.cli.sweep import check_distinct, count_settings, make_settings, read_axes, short_texts
-from runner.experiment import Experiment
+from runner.experiment import Experiment, short_texts
 from runner.files.load import load
+from runner.options.fields import Options
+from runner.options.sweep import check_distinct, count_settings, make_settings, read_axes
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,10 @@ import runner.devices.placement
 import runner.devices.programs
 from common.buffer import draw_rows, init_buffer
 from common.random import shuffle_epochs
-from runner.cli.options import Options
 from runner.devices.placement import compile_init, compile_segment, make_placement, to_host
 from runner.files.load import load
 from runner.main import describe_program
+from runner.options.fields import Options
 
 SAME = ("runs", "ppo", "CartPole-v1")
 
@@ -574,7 +574,7 @@ def test_what_processes_must_share(tmp_path):
 
 SLURM = """
 import jax
-from runner.cli.options import Options
+from runner.options.fields import Options
 from runner.devices import hosts
 hosts.initialize(Options(coordinator="auto"))
 print(jax.config.values["jax_cuda_visible_devices"], jax._src.distributed.global_state.coordinator_address)

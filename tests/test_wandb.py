@@ -15,8 +15,8 @@ from runs import FakeRun, assert_finished, assert_refused, contents, directory_o
 
 import runner.devices.programs
 import runner.main
-from runner.cli.options import Options
 from runner.experiment import Experiment
+from runner.options.fields import Options
 
 pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 

@@ -2,7 +2,6 @@
 
 import math
 import os
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,10 +9,10 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from runner.cli.parse import describe_error, fail
 from runner.compare import tables
 from runner.compare.comparison import Method, best_labels, by_environment, label_lines, read_lines
 from runner.compare.notes import make_notes
+from runner.errors import exit_on_errors, fail, one_line
 
 FORMATS = (".png", ".pdf", ".svg")
 MIN_WIDTH, MAX_WIDTH = 3, 100  # inches
@@ -36,18 +35,15 @@ class Arguments:
     bounds: tuple[str, ...] = ()
 
 
+@exit_on_errors()
 def main() -> None:
     """The command line. Exits with status 2 and one line where the input is bad, with 1 and one line where matplotlib
     cannot draw the picture, and with 128 + SIGINT after Ctrl-C."""
+    arguments = tyro.cli(Arguments, prog="python -m runner.compare")
     try:
-        arguments = tyro.cli(Arguments, prog="python -m runner.compare")
         compare(arguments)
-    except ValueError as error:
-        fail(str(error))
     except OSError as error:
-        fail(f"cannot write {arguments.out}: {error.strerror}; choose another --out")
-    except KeyboardInterrupt:
-        raise SystemExit(128 + signal.SIGINT) from None
+        raise ValueError(f"cannot write {arguments.out}: {error.strerror}; choose another --out") from error
 
 
 def compare(arguments: Arguments) -> None:
@@ -84,7 +80,7 @@ def compare(arguments: Arguments) -> None:
     except OSError:
         raise
     except Exception as error:  # the settings of the user's matplotlib may cause any
-        fail(f"{path} is not drawn: {describe_error(error)}", 1)
+        fail(f"{path} is not drawn: {one_line(error)}", 1)
     print(f"written to {path}, {path.with_suffix('.md')} and {path.with_suffix('.csv')}")
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from runner.cli.options import Options
-from runner.cli.sweep import short_texts
+from runner.experiment import short_texts
 from runner.files import store
 from runner.files.record import Record, read_record
+from runner.options.fields import Options
 from runner.report.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
 
 MAX_LINES = 6  # methods in the picture and in the table of pairs

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.environment import Environment
-from runner.cli.options import parse_integer
 from runner.devices.placement import to_host
 from runner.experiment import Experiment
+from runner.options.fields import parse_integer
 
 STEPS_PER_CHECK = 8  # of whether all episodes have ended; on a GPU the host waits for the answer
 MAX_FRAMES = 500  # of an animation

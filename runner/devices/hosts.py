@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from runner.cli.options import Options, resume_flag
+from runner.options.fields import Options, resume_flag
 
 PATIENCE = 300  # seconds to wait for the other processes at the start
 HEARTBEAT = 30  # seconds without a heartbeat after which a process counts as dead
@@ -200,7 +200,7 @@ def barrier(name: str) -> list[int]:
     return sorted(set(range(jax.process_count())) - present)
 
 
-def describe_absent(absent: list[int], directory: Path) -> str:
+def absence_hint(absent: list[int], directory: Path) -> str:
     """What to say of processes that have died or ended before."""
     who = "process " + ", ".join(map(str, absent))
     return f"{who} ended too early; what the others trained is saved, continue with {resume_flag(directory)}"

@@ -10,9 +10,9 @@ import jax
 
 from common import cgroup_limits
 from common.environment import Environment
-from runner.cli.options import Options
 from runner.devices import hosts
 from runner.experiment import Experiment, Part, split_trials
+from runner.options.fields import Options
 
 RECORD_BYTES = 40  # per trial and iteration: about ten metrics
 SMALLER = "lower --trials-per-batch, or if it is 1 --num-envs (or --buffer-size)"  # what helps where it is too little

@@ -61,11 +61,11 @@ class Programs:
         self.compile_seconds = 0.0
         self.threads = ThreadPoolExecutor(max_workers=1)
 
-    def serve(self, experiment: Experiment) -> "Programs":
-        """The same programs for as many trials of other settings."""
-        served = copy.copy(self)
-        served.experiment, served.compile_seconds = experiment, 0.0
-        return served
+    def with_experiment(self, experiment: Experiment) -> "Programs":
+        """These programs with another experiment, of as many trials."""
+        copied = copy.copy(self)
+        copied.experiment, copied.compile_seconds = experiment, 0.0
+        return copied
 
     def inputs(self, part: Part) -> tuple[dict[str, jax.Array], jax.Array]:
         """Settings and keys of a part, placed on the devices."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import shlex
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import Annotated
 import tyro
 
 from common.environment import make_env
-from runner.cli.parse import fail, registry, shown_path
+from runner.errors import exit_on_errors
 from runner.export.policy import NUM_CHECKED, Model, Policy, make_model, make_policy
 from runner.files.load import load
 from runner.files.record import read_record
 from runner.files.store import replacing
+from runner.options.parse import registry, shown_path
 
 PLAYER = Path(__file__).with_name("play.py")
 
@@ -32,28 +32,24 @@ class Arguments:
     out: str = "policy.onnx"  # file to write
 
 
+@exit_on_errors()
 def main() -> None:
     """The command line. Exits with status 2 and one line where the input is bad, with 130 after Ctrl-C."""
     arguments = tyro.cli(Arguments, prog="python -m runner.export", registry=registry())
     run, out = Path(arguments.run), Path(arguments.out)
-    try:
-        if out.exists():
-            raise ValueError(f"--out {out} exists; name a new file")
-        config, algorithm, state = load(run, arguments.seed_index, arguments.setting_index, arguments.script or None)
-        record = read_record(run)
-        if record.is_sampled:
-            print("note: the run was evaluated with sampled actions; the exported ones are greedy", file=sys.stderr)
-        policy = make_policy(algorithm, state, make_env(config.env))
-        print("converting the policy; loading jax2onnx takes up to half a minute", flush=True)
-        seed = record.options.get("seed", 0) + arguments.seed_index
-        model = make_model(policy, {"script": record.algorithm, "seed": seed, "config": dataclasses.asdict(config)})
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(out) as temporary:
-            temporary.write_bytes(model.content)
-    except (ValueError, OSError) as error:
-        fail(str(error))
-    except KeyboardInterrupt:
-        raise SystemExit(128 + signal.SIGINT) from None
+    if out.exists():
+        raise ValueError(f"--out {out} exists; name a new file")
+    config, algorithm, state = load(run, arguments.seed_index, arguments.setting_index, arguments.script or None)
+    record = read_record(run)
+    if record.is_sampled:
+        print("note: the run was evaluated with sampled actions; the exported ones are greedy", file=sys.stderr)
+    policy = make_policy(algorithm, state, make_env(config.env))
+    print("converting the policy; loading jax2onnx takes up to half a minute", flush=True)
+    seed = record.options.get("seed", 0) + arguments.seed_index
+    model = make_model(policy, {"script": record.algorithm, "seed": seed, "config": dataclasses.asdict(config)})
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(out) as temporary:
+        temporary.write_bytes(model.content)
     print(f"written to {out}, {len(model.content):,} bytes: {describe(policy, model)}")
     if model.is_widened:
         print("note: layers in float16 or bfloat16 are computed in float32")

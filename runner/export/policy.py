@@ -19,7 +19,7 @@ from jax.extend.source_info_util import register_exclusion, summarize
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from common.environment import Environment
-from runner.cli.parse import describe_error
+from runner.errors import one_line
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 INSTALL = f"pip install -r {ROOT / 'requirements.txt'} -r {ROOT / 'requirements-export.txt'}"
@@ -125,7 +125,7 @@ def make_model(policy: Policy, origin: dict[str, Any]) -> Model:
         differences = [_difference(*x) for x in zip(found, expected, spans, strict=True)]
         fault = "" if _is_small(differences, is_widened) else f"its outputs differ from act by {max(differences):.2g}"
     except Exception as error:  # jax, jax2onnx and onnxruntime raise a wide variety
-        fault = describe_error(error)
+        fault = one_line(error)
     if fault:
         culprit = _find_culprit(policy, _draw(policy, rng, 3)) or f"{fault}; each of its operations alone is right"
         raise ValueError(f"this policy has no ONNX model: {culprit}")
@@ -281,7 +281,7 @@ def _find_culprit(policy: Policy, arrays: list[np.ndarray]) -> str:
                 continue
             fault = "other numbers"
         except Exception as error:  # as in make_model
-            fault = describe_error(error)
+            fault = one_line(error)
         name, info = equation.params.get("name", equation.primitive.name), equation.source_info
         layer = f" of {info.name_stack}" if str(info.name_stack) else ""
         return f"change {name}{layer}, {summarize(info)}, which fails with {fault}"

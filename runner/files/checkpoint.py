@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from common.random import is_key
-from runner.cli.parse import printable
+from runner.errors import printable
 from runner.files.store import check_file, replacing
 from runner.files.tensors import NAMES, pieces, place, read, write
 

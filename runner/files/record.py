@@ -15,10 +15,10 @@ from typing import Any
 import jax
 
 from common.config import check_value
-from runner.cli.options import PROCESS, Options, check_options
-from runner.cli.sweep import count_settings, make_settings, read_axes
 from runner.experiment import Experiment, Part, Rung
 from runner.files.store import RECORD, read_json, write_json
+from runner.options.fields import PROCESS, Options, check_options
+from runner.options.sweep import count_settings, make_settings, read_axes
 
 MAX_TRIALS = 2**22  # of a record, so that a sweep in it does not fill the memory
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "safetensors", "numpy")

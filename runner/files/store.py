@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.cli.parse import printable
+from runner.errors import printable
 from runner.experiment import EVAL_METRICS, EVAL_STEPS, Part, until
 
 RECORD, CHECKPOINT, METRICS, EVALUATION = "config.json", "checkpoint.safetensors", "metrics.npz", "evaluation.npz"

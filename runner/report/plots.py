@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from runner.cli.sweep import short_texts
+from runner.experiment import short_texts
 from runner.files.store import replacing
 from runner.report.statistics import Curve
 

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from common.presets import find_preset
-from runner.cli.halving import plan_sizes, plan_stops
 from runner.devices.memory import describe_state
 from runner.experiment import Experiment, Part, Progress
 from runner.report.statistics import iqm
@@ -34,23 +33,7 @@ def print_header(experiment: Experiment, has_preset: bool, num_devices: int, abs
     print(f"{steps}; {describe_state(abstract_state, num_devices)}")
     if has_preset and not options.preset and not options.resume and jax.local_devices()[0].platform == "cpu":
         _name_small_preset(experiment)
-    if experiment.is_halved:
-        print(describe_rungs(experiment))
     sys.stdout.flush()
-
-
-def describe_rungs(experiment: Experiment) -> str:
-    """The rungs of a sweep that is halved, and what they save."""
-    config, num_settings = experiment.config, experiment.num_settings
-    factor, total = experiment.halving_factor, config.env_steps(config.num_iterations)
-    sizes, stops = plan_sizes(num_settings, factor), plan_stops(num_settings, config.num_iterations, factor)
-    if len(stops) == 1:
-        return f"--sweep-halve {factor} stops no setting: there are only {num_settings}"
-    steps = [config.env_steps(stop) for stop in stops]
-    lengths = np.diff(steps, prepend=0)
-    share = np.dot(sizes, lengths) / (num_settings * total)
-    rungs = ", ".join(f"{size} to {length:,}" for size, length in zip(sizes, steps, strict=True))
-    return f"{len(stops)} rungs, settings to env steps: {rungs}; {share:.0%} of the env steps of the whole sweep"
 
 
 def _name_small_preset(experiment: Experiment) -> None:
@@ -71,10 +54,10 @@ def latest_return(metrics: dict[str, np.ndarray]) -> float:
 
 
 @contextlib.contextmanager
-def lasting_output() -> Iterator[None]:
+def ignore_write_errors() -> Iterator[None]:
     """Go on without stdout or stderr when nobody reads it any longer, and say once on stderr that stdout is lost."""
-    stderr = LastingStream(sys.stderr)
-    stdout = LastingStream(sys.stdout, notices=stderr)
+    stderr = IgnoreWriteErrors(sys.stderr)
+    stdout = IgnoreWriteErrors(sys.stdout, notices=stderr)
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
             yield
@@ -83,7 +66,7 @@ def lasting_output() -> Iterator[None]:
             stderr.flush()
 
 
-class LastingStream:
+class IgnoreWriteErrors:
     """A stream that an error does not end: a closed pipe, a closed terminal, a full disk. What follows goes nowhere."""
 
     def __init__(self, stream: IO[str] | None, notices: Any = None):

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from runner.cli.options import resume_flag
-from runner.cli.parse import describe_error, launcher, shown_path, start_command
 from runner.devices.evaluation import episode_limit
+from runner.errors import one_line
 from runner.experiment import EVAL_METRICS, EVAL_STEPS, Experiment, Result
 from runner.files import store
-from runner.files.load import ROOT
 from runner.files.record import describe_machine
 from runner.files.store import attempt
+from runner.options.fields import resume_flag
+from runner.report.commands import start_command, tool_command
 from runner.report.plots import plot_curve, plot_curves, plot_metrics, plot_sweep
 from runner.report.scores import Scores, compute
 from runner.report.statistics import Curve
@@ -25,7 +25,6 @@ from runner.report.timing import Timing
 MAX_ROWS = 20  # settings in the table
 COLUMNS = {"mean": "mean", "iqm": "IQM", "worst_quarter": "worst quarter", "min": "min", "max": "max"}  # of statistics
 INTERVAL = "95 % CI of the IQM"
-TOOLS = {"render": "runner/render.py", "export": "runner/export/__main__.py"}
 
 
 def report(
@@ -91,7 +90,7 @@ def draw(plot: Callable, path: Path, *content: Any) -> bool:
     try:
         return attempt(plot, path, *content)
     except Exception as error:
-        print(f"error: {path} is not drawn: {describe_error(error)}", file=sys.stderr)
+        print(f"error: {path} is not drawn: {one_line(error)}", file=sys.stderr)
         return False
 
 
@@ -176,16 +175,6 @@ def print_ranking(experiment: Experiment, directory: Path, scores: Scores) -> No
     if (num_tied := sum(setting[statistic] == best for setting in finalists)) > 1:
         what = COLUMNS[statistic]
         print(f"{num_tied} settings tie for the best {what}; their order is that of the mean, then that of --sweep")
-
-
-def tool_command(name: str, script: str, directory: Path) -> str:
-    """The command of a tool that loads a run: with the file that registers its environment, and with the script where
-    `load` would not find it."""
-    words = ["python", "-m", f"runner.{name}"]
-    if launcher():
-        words = ["python", *launcher(), shown_path(str(ROOT / TOOLS[name]))]
-    is_found = Path(script).resolve().parent in (ROOT, ROOT / "variants")
-    return shlex.join([*words, str(directory), *([] if is_found else ["--script", shown_path(script)])])
 
 
 def print_commands(experiment: Experiment, directory: Path, is_stopped: bool) -> None:

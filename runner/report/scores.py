@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from runner.cli.parse import rerun_command
 from runner.experiment import EVAL_STEPS, Experiment, Result
+from runner.report.commands import rerun_command
 from runner.report.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
 
 

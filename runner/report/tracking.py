@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from runner.cli.options import PROCESS, Options
 from runner.experiment import EVAL_METRICS, EVAL_STEPS, Experiment, Result
+from runner.options.fields import PROCESS, Options
 from runner.report.statistics import iqm
 
 

@@ -6,6 +6,8 @@ arXiv:1603.06560, section 3). A setting that goes on is not trained again: its s
 
 import numpy as np
 
+from runner.experiment import Experiment
+
 
 def count_cuts(num_settings: int, factor: int) -> int:
     """How often a sweep is cut: while two settings are left behind the cut, and once if there are `factor` settings."""
@@ -34,6 +36,20 @@ def plan_stops(num_settings: int, num_iterations: int, factor: int) -> list[int]
 def plan_sizes(num_settings: int, factor: int) -> list[int]:
     """Settings in each rung, if every rung but the last is cut."""
     return [count_places(num_settings, factor**i) for i in range(count_cuts(num_settings, factor) + 1)]
+
+
+def describe_rungs(experiment: Experiment) -> str:
+    """The rungs of a sweep that is halved, and what they save."""
+    config, num_settings = experiment.config, experiment.num_settings
+    factor, total = experiment.halving_factor, config.env_steps(config.num_iterations)
+    sizes, stops = plan_sizes(num_settings, factor), plan_stops(num_settings, config.num_iterations, factor)
+    if len(stops) == 1:
+        return f"--sweep-halve {factor} stops no setting: there are only {num_settings}"
+    steps = [config.env_steps(stop) for stop in stops]
+    lengths = np.diff(steps, prepend=0)
+    share = np.dot(sizes, lengths) / (num_settings * total)
+    rungs = ", ".join(f"{size} to {length:,}" for size, length in zip(sizes, steps, strict=True))
+    return f"{len(stops)} rungs, settings to env steps: {rungs}; {share:.0%} of the env steps of the whole sweep"
 
 
 def choose(scores: np.ndarray, untrained: np.ndarray, factor: int) -> np.ndarray:

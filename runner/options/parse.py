@@ -3,34 +3,17 @@
 import argparse
 import dataclasses
 import re
-import shlex
 import sys
 import typing
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import tyro
 
 from common.suites import canonical_name
-from runner.cli.options import FIXED, Options, check_options, parse_integer
+from runner.options.fields import FIXED, Options, check_options, parse_integer
 
 SWITCHES = {"true": True, "1": True, "false": False, "0": False}  # in any case
-
-
-def printable(text: str) -> str:
-    """A text from elsewhere, in which line ends and the sequences that steer a terminal are written as escapes."""
-    return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
-
-
-def fail(message: str, status: int = 2) -> NoReturn:
-    """Print an error in one line and exit."""
-    print(f"error: {printable(message)}", file=sys.stderr)
-    raise SystemExit(status)
-
-
-def describe_error(error: Exception) -> str:
-    """An error in one line: its kind and the first line of what it says."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def shown_path(script: str) -> str:
@@ -39,19 +22,7 @@ def shown_path(script: str) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def launcher() -> list[str]:
-    """The words between `python` and the script where another file has started it, which may register environments."""
-    words = sys.orig_argv[1 : -len(sys.argv)] if sys.orig_argv[-len(sys.argv) :] == sys.argv else []
-    return words if any(word.endswith(".py") for word in words) else []
-
-
-def start_command(script: str) -> list[str]:
-    """The words that start a script as it was started: `python corridor.py ppo.py`, or a file that calls `run`."""
-    is_known = sys.orig_argv[-len(sys.argv) :] == sys.argv  # not in a notebook
-    return ["python", *launcher(), shown_path(sys.argv[0] if is_known else script)]
-
-
-def read_words(config_class: type) -> list[str]:
+def normalize_argv(config_class: type) -> list[str]:
     """The words of sys.argv as tyro takes them: `--layer-norm=False`, as an agent of wandb writes it, becomes
     `--no-layer-norm`, and `--hidden-sizes=[64, 64]` becomes `--hidden-sizes 64 64`.
 
@@ -74,7 +45,7 @@ def read_words(config_class: type) -> list[str]:
     return words
 
 
-def look_ahead(words: list[str], env: str) -> tuple[str, str, str | None]:
+def peek(words: list[str], env: str) -> tuple[str, str, str | None]:
     """--env, by default `env`, --preset, and --resume, or None: the defaults of all other flags depend on them."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--env", default=env)
@@ -88,7 +59,7 @@ def parse(words: list[str], script: str, config: Any, options: Options, source: 
     """Read the command line.
 
     Args:
-        words: from `read_words`.
+        words: from `normalize_argv`.
         config, options: the defaults.
         source: of what they are, for --help.
 
@@ -162,21 +133,6 @@ def check_unchanged(directory: str, saved: tuple[Any, Any], given: tuple[Any, An
 
 def _shown(value: Any) -> Any:
     return '""' if value == "" else value
-
-
-def rerun_command(script: str, config: Any, options: Options, preset: Any, setting: dict[str, float]) -> str:
-    """The command that trains a Config with one setting of a sweep; `preset`: that of the run, None without one."""
-    flags = ["--env", config.env, "--num-seeds", options.num_seeds, "--seed", options.seed]
-    if preset and options.preset:
-        flags += ["--preset", options.preset]
-    for name in ("matmul_precision", "eval_episodes", "eval_max_steps", "eval_sampled"):
-        if (value := getattr(options, name)) != getattr(Options, name):
-            flags += to_flags({name: value})
-    defaults = preset or type(config)(env=config.env)
-    fields = dataclasses.asdict(config) | setting
-    given = {name: x for name, x in fields.items() if name in setting or x != getattr(defaults, name)}
-    flags += to_flags(given)
-    return shlex.join([*start_command(script), *map(str, flags)])
 
 
 def to_flags(fields: dict[str, Any]) -> list[str]:

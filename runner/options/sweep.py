@@ -5,7 +5,6 @@ import difflib
 import itertools
 import math
 import typing
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,13 +129,3 @@ def make_settings(axes: dict[str, Axis], num_samples: int, seed: int) -> dict[st
         return {name: axis.draw(num_samples, rng) for name, axis in axes.items()}
     grid = itertools.product(*(axis.grid() for axis in axes.values()))
     return dict(zip(axes, np.array(list(grid), np.float32).T, strict=True)) if axes else {}
-
-
-def short_texts(values: Iterable[float]) -> dict[float, str]:
-    """Each value as text: 4 significant digits, or as many more as it takes to tell all of them apart."""
-    unique = set(values)
-    for digits in range(4, 18):  # with 17 no two floats look equal
-        texts = {value: str(float(f"{value:.{digits}g}")) for value in unique}
-        if len(set(texts.values())) == len(unique):
-            break
-    return texts

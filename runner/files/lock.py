@@ -13,13 +13,13 @@ from typing import IO
 
 import jax
 
-from runner.cli.options import Options, resume_flag
 from runner.devices.memory import SMALLER
 from runner.files.store import CHECKPOINT, LOCK, RECORD
+from runner.options.fields import Options, resume_flag
 
 
 @contextlib.contextmanager
-def claimed_folder(algorithm: str, env: str, options: Options) -> Iterator[Path]:
+def locked_folder(algorithm: str, env: str, options: Options) -> Iterator[Path]:
     """Create the folder of a new run, or take that of --resume, and lock it until the block ends.
 
     The lock is one of the kernel on a file that says who trains: it ends with its process, however that ends. A file
@@ -58,7 +58,7 @@ def discard(directory: Path) -> None:
         (directory / RECORD).unlink(missing_ok=True)
 
 
-def describe_saved(directory: Path) -> str:
+def resume_hint(directory: Path) -> str:
     """What a run has left that could not be saved, and how it goes on."""
     if not (directory / RECORD).exists():
         return "nothing was saved before"
@@ -67,7 +67,7 @@ def describe_saved(directory: Path) -> str:
     return f"what was saved before is complete, continue it with {resume_flag(directory)}"
 
 
-def describe_shortage(directory: Path, options: Options) -> str:
+def out_of_memory_hint(directory: Path, options: Options) -> str:
     """What helps a run for which the memory does not suffice. That of a new one which has saved nothing is removed."""
     if options.resume or any(directory.rglob(CHECKPOINT)):
         return f"continue it on a machine with more memory, with {resume_flag(directory)}"
