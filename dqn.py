@@ -11,7 +11,7 @@ Different from the original:
   - Actions declared illegal are never chosen nor bootstrapped from (arXiv:2006.14171).
 
 Options, off by default:
-  - n_step (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy.
+  - n_step (Hessel et al. 2018, arXiv:1710.02298), uncorrected.
   - layer_norm (arXiv:2407.04811).
 
 Run: python dqn.py --env CartPole-v1 --num-seeds 16 (--help lists every setting)
@@ -77,14 +77,14 @@ class Config:
     max_grad_norm: Positive = 10.0  # gradients are clipped to this global norm
     gamma: Fraction = 0.99  # discount
     n_step: int = 1  # steps of reward before the bootstrap (Sutton 1988, Hessel et al. 2018)
-    epsilon_start: Fraction = 1.0  # initial share of random actions, prefill included
-    epsilon_end: Fraction = 0.05  # final share of random actions
+    epsilon_start: Fraction = 1.0  # initial epsilon, the share of random actions, prefill included
+    epsilon_end: Fraction = 0.05  # final epsilon
     exploration_fraction: PositiveFraction = 0.5  # share of total_timesteps in which epsilon falls
     double: bool = True  # Double DQN: the online network selects, the target network evaluates
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (128, 128)  # units in each hidden layer, after any convolution
-    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # activation of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 
     @property
@@ -160,7 +160,7 @@ class Transition:
     terminated: jax.Array  # [num_envs] bool, no successor state
     truncated: jax.Array  # [num_envs] bool, cut by a time limit
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
-    discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch
+    discount: jax.Array | None = None  # [batch_size] gamma ** (window length), by read_windows
 
 
 @struct.dataclass
@@ -229,9 +229,9 @@ def make(config: Config) -> Algorithm:
         params_key, reset_key, action_key, env_key, key = jax.random.split(key, 5)
         obs, env_state = env.reset(jax.random.split(reset_key, config.num_envs))
         params = network.init(params_key, obs)
-        action, zero, no = jnp.int32(0), jnp.float32(0), jnp.bool_(False)
+        action, reward, false = jnp.int32(0), jnp.float32(0), jnp.bool_(False)
         first = jax.tree.map(lambda x: x[0], obs)
-        row = Transition(first, action, zero, terminated=no, truncated=no, next_obs=first)
+        row = Transition(first, action, reward, terminated=false, truncated=false, next_obs=first)
         statistics = normalization.init_statistics(env.obs_shape)
         state = State(
             params=params,
@@ -272,7 +272,7 @@ def make(config: Config) -> Algorithm:
         return config.epsilon_end + jnp.maximum(fall, 0.0)
 
     def draw_exploration(key, shape, epsilon):
-        """Whether each action is random, and the number of the random one, see choose_legal."""
+        """Epsilon-greedy coin flips, and random integers for choose_legal."""
         coin_key, action_key = jax.random.split(key)
         is_random = jax.random.uniform(coin_key, shape) < epsilon
         return is_random, draw_choices(action_key, shape, env)

@@ -60,8 +60,8 @@ class Config:
     normalize_reward: bool = False  # divide by the std of the discounted return
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (64, 64)  # units in each hidden layer, after any convolution
-    value_hidden_sizes: tuple[int, ...] = ()  # of the value network; empty: as hidden_sizes
-    activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
+    value_hidden_sizes: tuple[int, ...] = ()  # hidden layers of the critic; empty: as hidden_sizes
+    activation: Literal["tanh", "relu", "swish"] = "tanh"  # activation of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 
     @property
@@ -218,8 +218,8 @@ def make(config: Config) -> Algorithm:
 
     step            one iteration: num_steps times explore, then learn
       explore       choose actions, step the environments
-      learn         evaluate the rollout, then update with each minibatch
-        evaluate    log-probs, values, advantages, targets
+      learn         make the batch, then update with each minibatch
+        make_batch  log-probs, values, advantages, targets
 
     Raises:
         ValueError: an invalid field, an unknown environment or an unsupported space.
@@ -294,9 +294,9 @@ def make(config: Config) -> Algorithm:
         return state.replace(env_state=env_state, obs=obs), transition
 
     def learn(state, rollout):
-        # Evaluate the rollout.
+        # Make the batch.
         scaling, rollout = normalization.scale_rewards(state.reward_scaling, rollout, config.gamma)
-        batch = evaluate(state, rollout)
+        batch = make_batch(state, rollout)
         v, target = batch.value, batch.target
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
 
@@ -310,7 +310,7 @@ def make(config: Config) -> Algorithm:
         statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
         return state.replace(obs_statistics=statistics, reward_scaling=scaling), metrics
 
-    def evaluate(state, rollout):
+    def make_batch(state, rollout):
         obs, next_obs = preprocess(state, rollout.obs), preprocess(state, rollout.next_obs)
         log_prob = actor.apply(state.params.actor, obs).log_prob(rollout.action)
         v = critic.apply(state.params.critic, obs)

@@ -10,7 +10,7 @@ Different from the original:
   - `init` fills the buffer with learning_starts uniform-random transitions.
 
 Options, off by default:
-  - n_step (Hessel et al. 2018, arXiv:1710.02298), not corrected for the policy.
+  - n_step (Hessel et al. 2018, arXiv:1710.02298), uncorrected.
   - noise_steps: AR(1) exploration noise, also across episodes (after Eberhard et al. 2023, ICLR).
   - exploration_noise_max: a std of the noise for each environment (arXiv:2307.12983).
   - layer_norm (arXiv:2403.00514).
@@ -61,7 +61,7 @@ class Config:
     learning_starts: int = 1_000  # uniform-random env steps before the first iteration
     buffer_size: int = 1_000_000  # capacity in transitions
     batch_size: int = 256  # transitions per critic update
-    train_interval: int = 2  # env steps between updates; policy_delay must divide those of a cycle
+    train_interval: int = 2  # env steps between updates; policy_delay must divide cycle_updates
     gradient_steps: int = 2  # critic updates per train_interval
     policy_delay: int = 2  # critic updates per update of the actor and the targets
     tau: PositiveFraction = 0.005  # step of the target networks towards the online networks
@@ -77,8 +77,8 @@ class Config:
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (256, 256)  # units in each hidden layer of every network
-    value_hidden_sizes: tuple[int, ...] = ()  # of each critic; empty: as hidden_sizes
-    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
+    value_hidden_sizes: tuple[int, ...] = ()  # hidden layers of each critic; empty: as hidden_sizes
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # activation of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 
     @property
@@ -168,7 +168,7 @@ class Transition:
     terminated: jax.Array  # [num_envs] bool, no successor state
     truncated: jax.Array  # [num_envs] bool, cut by a time limit
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
-    discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch
+    discount: jax.Array | None = None  # [batch_size] gamma ** (window length), by read_windows
 
 
 class Params(NamedTuple):  # dataclasses may collide in jit's cache (docs/traps.md, 14)
@@ -261,9 +261,9 @@ def make(config: Config) -> Algorithm:
             actor=actor.init(actor_key, obs),
             critic=critic.init(critic_key, obs, noise),
         )
-        zero, no = jnp.float32(0), jnp.bool_(False)
+        reward, false = jnp.float32(0), jnp.bool_(False)
         first = jax.tree.map(lambda x: x[0], obs)
-        row = Transition(first, noise[0], zero, terminated=no, truncated=no, next_obs=first)
+        row = Transition(first, noise[0], reward, terminated=false, truncated=false, next_obs=first)
         statistics = normalization.init_statistics(env.obs_shape)
         state = State(
             params=params,

@@ -80,7 +80,7 @@ VARIANTS = {
     "variants/ppo_rnn": (
         "ppo",
         {"Config", "Actor", "Critic", "Batch", "State", "Algorithm"},
-        {"init", "act", "value", "explore", "loss", "update", "evaluate", "learn", "step"},
+        {"init", "act", "value", "explore", "loss", "update", "make_batch", "learn", "step"},
     ),
     "variants/categorical_dqn": ("dqn", {"Config", "QNetwork"}, {"q_loss", "act", "value"}),
     "variants/sac_discrete": (
@@ -97,7 +97,7 @@ VARIANTS = {
     "variants/reppo": (
         "ppo",
         {"Config", "Torso", "Actor", "Critic", "Transition", "Batch", "Params", "State"},
-        {"accumulate", "init", "act", "value", "explore", "update", "evaluate", "learn", "step"},
+        {"accumulate", "init", "act", "value", "explore", "update", "make_batch", "learn", "step"},
     ),
 }
 

@@ -191,9 +191,9 @@ def advantages(reward, value, next_value, is_end, is_cut, gamma, gae_lambda):
 
 def test_rnd_adds_the_advantage_of_endless_intrinsic_returns():
     algorithm, state, rollout = ppo_of("RND", int_coef=0.7, int_gamma=0.9)
-    surprise, evaluate = (inner(algorithm.step, name) for name in ("surprise", "evaluate"))
+    surprise, make_batch = (inner(algorithm.step, name) for name in ("surprise", "make_batch"))
     _, int_rollout = jax.jit(surprise)(state, rollout)
-    batch = jax.jit(evaluate)(state, rollout, int_rollout)
+    batch = jax.jit(make_batch)(state, rollout, int_rollout)
 
     error = mlp(state.params.predictor, rollout.next_obs) - mlp(state.random_network, rollout.next_obs)
     reward, total, returns = (error**2).mean(axis=-1), np.zeros(2), []
@@ -217,14 +217,14 @@ def test_rnd_adds_the_advantage_of_endless_intrinsic_returns():
 
 def test_rnd_trains_both_new_networks_apart_from_the_others():
     algorithm, state, rollout = ppo_of("RND", vf_coef=0.3, max_grad_norm=0.1)
-    learn, evaluate, surprise = (inner(algorithm.step, name) for name in ("learn", "evaluate", "surprise"))
+    learn, make_batch, surprise = (inner(algorithm.step, name) for name in ("learn", "make_batch", "surprise"))
     loss, optimizer = inner(algorithm.step, "loss"), inner(algorithm.step, "optimizer")
     small, large = (jax.tree.map(lambda x, c=c: jnp.full_like(x, c), state.params) for c in (1e-3, 1e6))
     mixed = small._replace(int_critic=large.int_critic, predictor=large.predictor)
 
     @jax.jit
     def compute(state, rollout, grads):
-        batch = evaluate(state, rollout, surprise(state, rollout)[1])
+        batch = make_batch(state, rollout, surprise(state, rollout)[1])
         batch = batch.replace(int_target=batch.target + 2.0)
         batch = jax.tree.map(lambda x: x.reshape(12, *x.shape[2:]), batch)
         updates = [optimizer.update(x, state.opt_state)[0] for x in grads]

@@ -63,10 +63,10 @@ class Config:
     normalize_reward: bool = False  # divide by the std of the discounted return
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (64, 64)  # units in each hidden layer, after any convolution
-    value_hidden_sizes: tuple[int, ...] = ()  # of the value network; empty: as hidden_sizes
+    value_hidden_sizes: tuple[int, ...] = ()  # hidden layers of the critic; empty: as hidden_sizes
     cell: Literal["gru", "lstm"] = "gru"  # the memory behind the hidden layers, one in each network
     memory_size: int = 64  # units of the cell
-    activation: Literal["tanh", "relu", "swish"] = "tanh"  # of the hidden layers
+    activation: Literal["tanh", "relu", "swish"] = "tanh"  # activation of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 
     @property
@@ -294,8 +294,8 @@ def make(config: Config) -> Algorithm:
 
     step            one iteration: num_steps times explore, then learn
       explore       choose actions, step the environments
-      learn         evaluate the rollout, then update with each minibatch
-        evaluate    log-probs, values, advantages, targets
+      learn         make the batch, then update with each minibatch
+        make_batch  log-probs, values, advantages, targets
 
     Raises:
         ValueError: an invalid field, an unknown environment or an unsupported space.
@@ -385,9 +385,9 @@ def make(config: Config) -> Algorithm:
         return state.replace(env_state=env_state, obs=obs, memory=memory), transition
 
     def learn(state, memory, rollout):
-        # Evaluate the rollout.
+        # Make the batch.
         scaling, rollout = normalization.scale_rewards(state.reward_scaling, rollout, config.gamma)
-        state, batch = evaluate(state, memory, rollout)
+        state, batch = make_batch(state, memory, rollout)
         v, target = batch.value, batch.target
 
         # Update with shuffled minibatches.
@@ -400,7 +400,7 @@ def make(config: Config) -> Algorithm:
         statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
         return state.replace(obs_statistics=statistics, reward_scaling=scaling), metrics
 
-    def evaluate(state, memory, rollout):
+    def make_batch(state, memory, rollout):
         done = rollout.terminated | rollout.truncated
         obs, next_obs = preprocess(state, rollout.obs), preprocess(state, rollout.next_obs)
         policy, _ = actor.apply(state.params.actor, obs, memory[:, 0], done)

@@ -72,13 +72,13 @@ class Config:
     max_grad_norm: Positive = 10.0  # gradients are clipped to this global norm
     gamma: Fraction = 0.99  # discount
     q_lambda: Fraction = 0.65  # lambda of the returns; 0: one step, 1: Monte Carlo
-    epsilon_start: Fraction = 1.0  # initial share of random actions
-    epsilon_end: Fraction = 0.05  # final share of random actions
+    epsilon_start: Fraction = 1.0  # initial epsilon, the share of random actions
+    epsilon_end: Fraction = 0.05  # final epsilon
     exploration_fraction: PositiveFraction = 0.1  # share of total_timesteps in which epsilon falls
     normalize_obs: bool = False  # normalise by running mean and variance
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (128, 128)  # units in each hidden layer, after any convolution
-    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # activation of the hidden layers
     layer_norm: bool = True  # LayerNorm in each hidden layer and convolution, before the activation
 
     @property
@@ -260,7 +260,7 @@ def make(config: Config) -> Algorithm:
         return config.epsilon_end + jnp.maximum(fall, 0.0)
 
     def draw_exploration(key, shape, epsilon):
-        """Whether each action is random, and the number of the random one, see choose_legal."""
+        """Epsilon-greedy coin flips, and random integers for choose_legal."""
         coin_key, action_key = jax.random.split(key)
         is_random = jax.random.uniform(coin_key, shape) < epsilon
         return is_random, draw_choices(action_key, shape, env)

@@ -58,7 +58,7 @@ class Config:
     q_lambda: Fraction = 0.95  # lambda of the returns; 0: one step, 1: Monte Carlo
     value_min: float = -100.0  # lower end of the critic's range: min(0, least reward) / (1 - gamma)
     value_max: float = 100.0  # upper end; spare two bins, and keep the metric clipped_targets at 0
-    num_bins: int = 151  # of the critic's range
+    num_bins: int = 151  # bins of the critic's range
     alpha: Positive = 0.01  # initial temperature
     target_entropy: float = -0.5  # target per action dimension
     eta: Positive = 0.01  # weight of the KL at the start, and at least
@@ -66,8 +66,8 @@ class Config:
     normalize_obs: bool = True  # normalise by running mean and variance
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (256, 256)  # units in each hidden layer of both networks
-    value_hidden_sizes: tuple[int, ...] = ()  # of the critic; empty: as hidden_sizes
-    activation: Literal["tanh", "relu", "swish"] = "swish"  # of the hidden layers
+    value_hidden_sizes: tuple[int, ...] = ()  # hidden layers of the critic; empty: as hidden_sizes
+    activation: Literal["tanh", "relu", "swish"] = "swish"  # activation of the hidden layers
     layer_norm: bool = True  # LayerNorm in each hidden layer, before the activation
 
     @property
@@ -219,8 +219,8 @@ def make(config: Config) -> Algorithm:
 
     step            one iteration: num_steps times explore, then learn
       explore       choose actions, step the environments
-      learn         evaluate the rollout; with each minibatch: update
-        evaluate    returns, the policy before the updates
+      learn         make the batch; with each minibatch: update
+        make_batch  returns, the policy before the updates
         update      descend(critic), descend(actor), descend(log_alpha), descend(log_eta)
 
     Raises:
@@ -300,10 +300,10 @@ def make(config: Config) -> Algorithm:
         return state.replace(env_state=env_state, obs=obs), transition
 
     def learn(state, rollout):
-        # Evaluate the rollout.
+        # Make the batch.
         key, value_key, shuffle_key, noise_key = jax.random.split(state.key, 4)
         shape = config.num_samples, *rollout.action.shape
-        batch = evaluate(state, rollout, jax.random.normal(value_key, shape, jnp.float32))
+        batch = make_batch(state, rollout, jax.random.normal(value_key, shape, jnp.float32))
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
 
         # Update with shuffled minibatches.
@@ -317,7 +317,7 @@ def make(config: Config) -> Algorithm:
         statistics = normalization.update_statistics(state.obs_statistics, rollout.obs)
         return state.replace(obs_statistics=statistics), metrics
 
-    def evaluate(state, rollout, noise):
+    def make_batch(state, rollout, noise):
         obs, next_obs = preprocess(state, rollout.obs), preprocess(state, rollout.next_obs)
         policy, next_policy = (actor.apply(state.params.actor, x) for x in (obs, next_obs))
         sample_next = partial(sample_action, next_policy)

@@ -82,8 +82,8 @@ class Config:
     normalize_obs: bool = False  # normalise by running mean and variance; the buffer keeps raw obs
     reward_scale: Positive = 1.0  # factor of the rewards
     hidden_sizes: tuple[int, ...] = (256, 256)  # units in each hidden layer of every network
-    value_hidden_sizes: tuple[int, ...] = ()  # of each critic; empty: as hidden_sizes
-    activation: Literal["tanh", "relu", "swish"] = "relu"  # of the hidden layers
+    value_hidden_sizes: tuple[int, ...] = ()  # hidden layers of each critic; empty: as hidden_sizes
+    activation: Literal["tanh", "relu", "swish"] = "relu"  # activation of the hidden layers
     layer_norm: bool = False  # LayerNorm in each hidden layer, before the activation
 
     @property
@@ -173,7 +173,7 @@ class Transition:
     terminated: jax.Array  # [num_envs] bool, no successor state
     truncated: jax.Array  # [num_envs] bool, cut by a time limit
     next_obs: jax.Array  # [num_envs, *obs_shape], the true successor, also where the episode ended
-    discount: jax.Array | None = None  # [batch_size] of next_obs' value, in a batch
+    discount: jax.Array | None = None  # [batch_size] gamma ** (window length), by read_windows
 
 
 class Params(NamedTuple):  # dataclasses may collide in jit's cache (docs/traps.md, 14)
@@ -258,9 +258,9 @@ def make(config: Config) -> Algorithm:
             critic=critic.init(critic_key, obs),
             log_alpha=jnp.log(jnp.asarray(config.alpha, jnp.float32)),
         )
-        action, zero, no = jnp.int32(0), jnp.float32(0), jnp.bool_(False)
+        action, reward, false = jnp.int32(0), jnp.float32(0), jnp.bool_(False)
         first = jax.tree.map(lambda x: x[0], obs)
-        row = Transition(first, action, zero, terminated=no, truncated=no, next_obs=first)
+        row = Transition(first, action, reward, terminated=false, truncated=false, next_obs=first)
         statistics = normalization.init_statistics(env.obs_shape)
         state = State(
             params=params,
