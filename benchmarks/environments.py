@@ -36,7 +36,7 @@ def cpu_seconds(function) -> tuple:
 
 
 def speed(env: Environment, num_envs: int, seconds: float) -> tuple[float, float]:
-    """Env steps per CPU-second and CPU-seconds of compilation, under `jax.vmap`, as several lanes run."""
+    """Env steps per CPU-second and CPU-seconds of compilation, under `jax.vmap`, as several seeds run."""
     keys = jax.random.split(jax.random.key(0), (1, num_envs))
 
     def play(env_state, key, num_steps):

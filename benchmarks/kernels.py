@@ -6,10 +6,10 @@
     cuda/bin/python benchmarks/kernels.py ppo --settings '{"env": "Pendulum-v1"}'  # other fields of its Config
     cuda/bin/python benchmarks/kernels.py ppo --env brax/ant                       # its preset; --preset: a named one
 
-A single lane on a GPU is bound by launches, about a microsecond each, so this number says how fast it is. XLA compiles
+A single seed on a GPU is bound by launches, about a microsecond each, so this number says how fast it is. XLA compiles
 for the GPU of TARGET, which need not be there. Autotuning needs one and is off: it chooses other kernels on the device,
 but hardly another number of them. A loop's body counts once for each of its rounds, one of unknown length once.
-Memory is what the compiled program says of itself: the state of the lanes, which it overwrites, and what it allocates
+Memory is what the compiled program says of itself: the state of the seeds, which it overwrites, and what it allocates
 while it runs.
 """
 
@@ -122,22 +122,22 @@ def _fields(settings: dict) -> dict:
     return {name: tuple(x) if isinstance(x, list) else x for name, x in settings.items()}
 
 
-def compile_iteration(script: str, lanes: int, config: Any) -> jax.stages.Compiled:
+def compile_iteration(script: str, seeds: int, config: Any) -> jax.stages.Compiled:
     """The program of one iteration, compiled for TARGET."""
     algorithm = importlib.import_module(script).make(config)
     topology = topologies.get_topology_desc(
         platform="cuda", topology_name="gpu", topology="1x1x1", target_config=TARGET
     )
-    sharding = NamedSharding(Mesh(np.array(topology.devices[:1]), ("lane",)), PartitionSpec())
+    sharding = NamedSharding(Mesh(np.array(topology.devices[:1]), ("trial",)), PartitionSpec())
 
     def place(x):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((lanes,), jnp.uint32))
+    keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((seeds,), jnp.uint32))
     state = jax.tree.map(place, jax.eval_shape(jax.vmap(algorithm.init), keys))
 
     def step(state, iteration):
-        return map_trials(lambda lane: algorithm.step(lane, iteration), state)
+        return map_trials(lambda trial: algorithm.step(trial, iteration), state)
 
     return jax.jit(step, donate_argnums=0).lower(state, place(jax.ShapeDtypeStruct((), jnp.int32))).compile()
 
@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("scripts", nargs="*", default=list(SETTINGS), help="such as ppo; by default those of README.md")
     parser.add_argument("--env", default="", help="environment whose preset is compiled; without: SETTINGS")
     parser.add_argument("--preset", default="", help="name of its preset, such as small")
-    parser.add_argument("--lanes", type=int, default=1, help="seeds that the program trains")
+    parser.add_argument("--seeds", type=int, default=1, help="seeds that the program trains")
     parser.add_argument("--settings", type=json.loads, default={}, help="JSON, fields of the Config")
     parser.add_argument("--list", action="store_true", help="also print each kernel")
     parser.add_argument("--out", type=Path, help="also write the table to this file, as CSV")
@@ -179,12 +179,12 @@ def main() -> None:
         configs = [read_config(x, arguments.env, arguments.preset, arguments.settings) for x in arguments.scripts]
     except ValueError as error:
         parser.error(str(error))
-    columns = ("script", "environment", "lanes", "env steps an iteration", "kernels an iteration")
+    columns = ("script", "environment", "seeds", "env steps an iteration", "kernels an iteration")
     columns, rows = (*columns, "kernels an env step", "memory, GiB", "compile, s"), []
     print("\n".join(markdown(columns, [])))
     for script, config in zip(arguments.scripts, configs, strict=True):
         started, steps = time.perf_counter(), config.env_steps(1) - config.env_steps(0)
-        program = compile_iteration(script, arguments.lanes, config)
+        program = compile_iteration(script, arguments.seeds, config)
         seconds = time.perf_counter() - started
         computations = list(count(*read_computations(program.as_text())))
         if arguments.list:
@@ -192,7 +192,7 @@ def main() -> None:
                 print_kernels(*computation)
         total = sum(len(kernels) * rounds for _, _, kernels, rounds in computations)
         cells = [f"{steps:,}", f"{total:,}", f"{total / steps:.1f}", describe_bytes(count_bytes(program))]
-        rows.append([script, config.env, f"{arguments.lanes}", *cells, f"{seconds:.0f}"])
+        rows.append([script, config.env, f"{arguments.seeds}", *cells, f"{seconds:.0f}"])
         print(markdown(columns, rows)[-1], flush=True)
     if arguments.out:
         write_table(arguments.out, columns, rows)

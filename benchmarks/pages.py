@@ -212,4 +212,4 @@ def speed_table() -> list[str]:
     with (FOLDER / "results" / "speed-gpu.csv").open(newline="") as file:
         lines = [list(row.values()) for row in csv.DictReader(file)]
     rows = [(f"`{case}`", name, n, f"{float(rate):,.0f}", ratio) for case, name, n, _, rate, ratio, *_ in lines]
-    return markdown(("case", "library", "lanes", "env steps/s", "ours over theirs"), rows)
+    return markdown(("case", "library", "seeds", "env steps/s", "ours over theirs"), rows)

@@ -51,7 +51,7 @@ LOOKS = {  # of the bars, with another hatch each; colours of Okabe and Ito
 COLUMNS = {
     "case": "{:>14}",
     "contender": "{:>20}",
-    "lanes": "{:>6}",
+    "seeds": "{:>6}",
     "cores": "{:>6}",
     "env_steps_per_s": "{:>16}",
     "ratio": "{:>8}",
@@ -85,7 +85,7 @@ class Case:
     """Contenders that run in turns."""
 
     name: str
-    lanes: int
+    seeds: int
     cores: int
     contenders: list[Contender] = field(default_factory=list)
 
@@ -146,23 +146,23 @@ PUREJAXRL = {  # PPO, as PureJaxRL names it, with what is default in ours
 TANH, RELU = {"activation": "tanh"}, {"activation": "relu"}  # what ours has; Rejax would take swish
 
 
-def ppo(lanes: int, cores: int, iterations: int, is_gpu: bool = False) -> Case:
+def ppo(seeds: int, cores: int, iterations: int, is_gpu: bool = False) -> Case:
     """The settings of PureJaxRL's benchmark."""
     steps = {"total_timesteps": 512 * iterations}
     stable = {"n_steps": 128, "batch_size": 128, "n_epochs": 4, "learning_rate": 2.5e-4, "ent_coef": 0.01}
     pure = Contender("PureJaxRL", "purejaxrl:ppo", {**PUREJAXRL, "TOTAL_TIMESTEPS": 512 * iterations})
     contenders = [
         Contender("ours", "ppo", {**PPO, **SMALL, **steps}, ppo_flops(4, 2, 64, 4)),
-        *([pure] if is_gpu or lanes == 1 else []),  # its program for several lanes hangs on a CPU
+        *([pure] if is_gpu or seeds == 1 else []),  # its program for several seeds hangs on a CPU
         Contender("Rejax", "rejax:ppo", {**PPO, "max_grad_norm": 0.5, **steps, "agent_kwargs": TANH}),
     ]
-    if lanes == 1:
+    if seeds == 1:
         settings = {"env": CARTPOLE, "num_envs": 4, "total_timesteps": 512 * 20, **stable}
         contenders += [Contender("Stable-Baselines3", "sb3:PPO", settings), Contender("SBX", "sbx:PPO", settings)]
-    return Case(f"ppo-{lanes}", lanes, cores, contenders)
+    return Case(f"ppo-{seeds}", seeds, cores, contenders)
 
 
-def dqn(name: str, lanes: int, cores: int, buffer_size: int, steps: int) -> Case:
+def dqn(name: str, seeds: int, cores: int, buffer_size: int, steps: int) -> Case:
     """Ten environments, one update per ten env steps."""
     replay = {"buffer_size": buffer_size}
     intervals = {"train_interval": 10, "target_interval": 500, "steps_per_iteration": 1_000, "learning_starts": 1_000}
@@ -170,7 +170,7 @@ def dqn(name: str, lanes: int, cores: int, buffer_size: int, steps: int) -> Case
     mine = {**DQN, **SMALL, **replay, **intervals, "total_timesteps": steps + 1_000}
     return Case(
         name,
-        lanes,
+        seeds,
         cores,
         [
             Contender("ours", "dqn", mine, dqn_flops(4, 2, 64, 128) / 10),
@@ -179,7 +179,7 @@ def dqn(name: str, lanes: int, cores: int, buffer_size: int, steps: int) -> Case
     )
 
 
-def actor_critic(script: str, lanes: int, cores: int, steps: int) -> Case:
+def actor_critic(script: str, seeds: int, cores: int, steps: int) -> Case:
     """One environment, one update per env step."""
     replay, start = {"buffer_size": 100_000}, 256
     mine = {"total_timesteps": start + steps, "learning_starts": start, "steps_per_iteration": 256}
@@ -190,27 +190,27 @@ def actor_critic(script: str, lanes: int, cores: int, steps: int) -> Case:
         Contender("ours", script, {**ACTOR_CRITIC, **RATES, **SMALL, **replay, **mine}, flops),
         Contender("Rejax", f"rejax:{script}", {**ACTOR_CRITIC, **replay, **peer, **kwargs}),
     ]
-    if script == "sac" and lanes == 1:
+    if script == "sac" and seeds == 1:
         contenders += [Contender("RLtools", "rltools:sac", {"batch_size": 256})]
-    return Case(f"{script}-{lanes}", lanes, cores, contenders)
+    return Case(f"{script}-{seeds}", seeds, cores, contenders)
 
 
-def sac_buffers(lanes: int) -> Case:
+def sac_buffers(seeds: int) -> Case:
     """What a large buffer costs."""
     settings = {**ACTOR_CRITIC, **RATES, **SMALL, "total_timesteps": 6_000, "steps_per_iteration": 500}
     return Case(
-        f"sac-buffer-{lanes}",
-        lanes,
+        f"sac-buffer-{seeds}",
+        seeds,
         1,
         [Contender(f"buffer of {size:,}", "sac", {**settings, "buffer_size": size}) for size in (1_000_000, 10_000)],
     )
 
 
-def breakout(lanes: int) -> Case:
+def breakout(seeds: int) -> Case:
     """PPO on Breakout, of the size of its preset, 20 iterations."""
     settings = {"env": "Breakout-MinAtar", "num_envs": 64, "num_minibatches": 8, "learning_rate": 1e-3}
     contender = Contender("ours", "ppo", {**settings, "activation": "relu", "total_timesteps": 64 * 128 * 20})
-    return Case(f"breakout-{lanes}", lanes, HOST, [contender])
+    return Case(f"breakout-{seeds}", seeds, HOST, [contender])
 
 
 def robot(name: str, env: str) -> Case:
@@ -234,23 +234,23 @@ def robot(name: str, env: str) -> Case:
 
 HOST = os.cpu_count()
 WIDE = {**ACTOR_CRITIC, **RATES, "buffer_size": 100_000, "total_timesteps": 2_000, "steps_per_iteration": 500}
-LANES = ((1, 1), (16, 2), (128, 2))  # and cores
+SEEDS = ((1, 1), (16, 2), (128, 2))  # and cores
 CASES = [
-    *(ppo(lanes, cores, max(20, 800 // lanes)) for lanes, cores in LANES),
+    *(ppo(seeds, cores, max(20, 800 // seeds)) for seeds, cores in SEEDS),
     dqn("dqn-10k", 1, 1, 10_000, 200_000),
     dqn("dqn-100k", 1, 1, 100_000, 100_000),
-    *(dqn(f"dqn-{lanes}", lanes, 2, 10_000, 1_000 * max(2, 100 // lanes)) for lanes in (16, 128)),
-    *(actor_critic(script, n, cores, 256 * max(1, 40 // n)) for script in ("sac", "td3") for n, cores in LANES),
+    *(dqn(f"dqn-{seeds}", seeds, 2, 10_000, 1_000 * max(2, 100 // seeds)) for seeds in (16, 128)),
+    *(actor_critic(script, n, cores, 256 * max(1, 40 // n)) for script in ("sac", "td3") for n, cores in SEEDS),
     Case("sac-256", 1, 1, [Contender("ours", "sac", WIDE, sac_flops(3, 1, 256, 256))]),
     sac_buffers(1),
     sac_buffers(4),
 ]
 GPU_CASES = [
-    *(ppo(lanes, HOST, 200, is_gpu=True) for lanes in (1, 16, 128)),
+    *(ppo(seeds, HOST, 200, is_gpu=True) for seeds in (1, 16, 128)),
     ppo(2_048, HOST, 50, is_gpu=True),
-    *(dqn(f"dqn-{lanes}", lanes, HOST, 10_000, 100_000) for lanes in (1, 128, 1_024)),
-    *(actor_critic(script, lanes, HOST, 4_096) for script in ("sac", "td3") for lanes in (1, 128, 1_024)),
-    *(breakout(lanes) for lanes in (1, 20, 128)),
+    *(dqn(f"dqn-{seeds}", seeds, HOST, 10_000, 100_000) for seeds in (1, 128, 1_024)),
+    *(actor_critic(script, seeds, HOST, 4_096) for script in ("sac", "td3") for seeds in (1, 128, 1_024)),
+    *(breakout(seeds) for seeds in (1, 20, 128)),
     robot("cheetah", "playground/CheetahRun"),
     robot("ant", "brax/ant"),
 ]
@@ -260,7 +260,7 @@ class Worker:
     """A contender in a process of its own, which compiles until `wait` is called."""
 
     def __init__(self, contender: Contender, case: Case, python: str):
-        command = [python, str(FOLDER / "worker.py"), contender.script, str(case.lanes), json.dumps(contender.settings)]
+        command = [python, str(FOLDER / "worker.py"), contender.script, str(case.seeds), json.dumps(contender.settings)]
         self.stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  # a file never fills up as a pipe does
         self.process = subprocess.Popen(
             command,
@@ -324,7 +324,7 @@ def measure(case: Case, workers: list[Worker], rounds: int) -> list[dict]:
             {
                 "case": case.name,
                 "contender": worker.contender.name,
-                "lanes": case.lanes,
+                "seeds": case.seeds,
                 "cores": case.cores,
                 "env_steps_per_s": round(statistics.median(speeds)),
                 "ratio": round(statistics.median(a / b for a, b in zip(firsts, speeds, strict=True)), 2),
@@ -340,9 +340,9 @@ def measure(case: Case, workers: list[Worker], rounds: int) -> list[dict]:
 
 @rc_context({"font.size": 9})
 def plot(rows: list[dict], path: Path) -> None:
-    """Env steps per second of the libraries in JAX: a panel for each algorithm, bars for each number of lanes.
+    """Env steps per second of the libraries in JAX: a panel for each algorithm, bars for each number of seeds.
 
-    Where several cases have as many lanes, the first is shown. The numbers are ratios, ours over Rejax.
+    Where several cases have as many seeds, the first is shown. The numbers are ratios, ours over Rejax.
     """
     rows = [row for row in rows if row["contender"] in LOOKS]
     algorithms = dict.fromkeys(row["case"].partition("-")[0] for row in rows)
@@ -351,10 +351,10 @@ def plot(rows: list[dict], path: Path) -> None:
     panels = figure.subplots(num_rows, 2, squeeze=False).ravel()
     handles = {}
     for axes, algorithm in zip(panels, algorithms, strict=False):
-        groups = {}  # lanes -> contender -> row
+        groups = {}  # seeds -> contender -> row
         for row in rows:
             if row["case"].startswith(f"{algorithm}-"):
-                groups.setdefault(int(row["lanes"]), {}).setdefault(row["contender"], row)
+                groups.setdefault(int(row["seeds"]), {}).setdefault(row["contender"], row)
         for n, group in enumerate(groups.values()):
             shown = [contender for contender in LOOKS if contender in group]
             width = 0.8 / len(shown)
@@ -365,7 +365,7 @@ def plot(rows: list[dict], path: Path) -> None:
                 if contender == "ours" and "Rejax" in group:
                     text = f"{float(group['Rejax']['ratio']):.1f}"
                     axes.annotate(text, (place, speed), xytext=(0, 2), textcoords="offset points", ha="center")
-        axes.set_xticks(range(len(groups)), [str(lanes) for lanes in groups])
+        axes.set_xticks(range(len(groups)), [str(seeds) for seeds in groups])
         axes.set_title(algorithm.upper(), fontsize="medium")
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
         axes.margins(y=0.15)
@@ -375,7 +375,7 @@ def plot(rows: list[dict], path: Path) -> None:
         axes.set_visible(False)
     title = "a number over a bar: times Rejax's speed"
     figure.legend(handles=list(handles.values()), title=title, loc="outside upper center", ncols=3, frameon=False)
-    figure.supxlabel("lanes (seeds trained in parallel)", fontsize="medium")
+    figure.supxlabel("seeds trained in parallel", fontsize="medium")
     figure.supylabel("env steps per second", fontsize="medium")
     figure.savefig(path, dpi=200)
 

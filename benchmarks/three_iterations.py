@@ -20,7 +20,7 @@ import numpy as np
 
 
 def hash_program(algorithm: Any) -> str:
-    """SHA-256 of what a lane computes: its `init` and `step` as StableHLO, which depends on JAX' version."""
+    """SHA-256 of what a seed computes: its `init` and `step` as StableHLO, which depends on JAX' version."""
     jax.clear_caches()  # after other programs in a process the hash may be another one than alone
     key = jax.eval_shape(jax.random.key, 0)
     iteration = jax.ShapeDtypeStruct((), jax.numpy.int32)

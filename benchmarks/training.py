@@ -89,7 +89,7 @@ def achievements(metrics: dict[str, np.ndarray]) -> dict[str, float]:
 
 
 def program(pair: Pair) -> str:
-    """The hash of what a lane of a pair computes."""
+    """The hash of what a seed of a pair computes."""
     return hash_program(importlib.import_module(pair.script).make(make_config(pair)))
 
 

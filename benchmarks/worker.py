@@ -1,4 +1,4 @@
-"""One contender of speed.py: `worker.py SCRIPT LANES JSON`, ours; `worker.py PEER:ALGORITHM LANES JSON`, others.
+"""One contender of speed.py: `worker.py SCRIPT SEEDS JSON`, ours; `worker.py PEER:ALGORITHM SEEDS JSON`, others.
 
 Compiles, then runs for every line on stdin. Answers on stdout, a line of JSON each.
 """
@@ -18,7 +18,7 @@ from unittest.mock import MagicMock
 MATMUL = 1024  # rows and columns of the product whose rate is called the peak
 
 
-def main(script: str, lanes: int, settings: dict) -> None:
+def main(script: str, seeds: int, settings: dict) -> None:
     """Say how long imports and compilation took, then how long each run takes, in seconds."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print when they are imported
@@ -26,7 +26,7 @@ def main(script: str, lanes: int, settings: dict) -> None:
     peer, _, algorithm = script.rpartition(":")
     peers = {"purejaxrl": purejaxrl, "rejax": rejax, "rltools": rltools, "sb3": stable_baselines3, "sbx": sbx}
     build = peers[peer] if peer else ours
-    run, num_steps = build(algorithm, lanes, settings)
+    run, num_steps = build(algorithm, seeds, settings)
     print(json.dumps({"compile": time.perf_counter() - started, "num_steps": num_steps}), file=answers, flush=True)
     for _ in sys.stdin:
         started = time.perf_counter()
@@ -37,8 +37,8 @@ def main(script: str, lanes: int, settings: dict) -> None:
         print(json.dumps(answer if peer else answer | {"matmul": matmul_rate()}), file=answers, flush=True)
 
 
-def ours(script: str, lanes: int, settings: dict):
-    """The programs that the command line runs, the whole run in one call. Env steps are those of all lanes, less those
+def ours(script: str, seeds: int, settings: dict):
+    """The programs that the command line runs, the whole run in one call. Env steps are those of all seeds, less those
     before learning starts."""
     sys.path.insert(0, str(Path(__file__).parent.parent))
     import jax
@@ -49,8 +49,8 @@ def ours(script: str, lanes: int, settings: dict):
     module = importlib.import_module(script)
     settings = {name: tuple(x) if isinstance(x, list) else x for name, x in settings.items()}
     config = module.Config(**settings)
-    algorithm, spread = module.make(config), make_placement(lanes, jax.local_device_count())
-    keys = spread.place(jax.vmap(jax.random.key)(np.arange(lanes, dtype=np.uint32)))
+    algorithm, spread = module.make(config), make_placement(seeds, jax.local_device_count())
+    keys = spread.place(jax.vmap(jax.random.key)(np.arange(seeds, dtype=np.uint32)))
     init = compile_init(lambda settings: algorithm, spread, {})
     segment = compile_segment(lambda settings: algorithm, spread, {}, init({}, keys), config.num_iterations)
 
@@ -58,57 +58,57 @@ def ours(script: str, lanes: int, settings: dict):
         _, metrics = segment({}, init({}, keys), np.int32(0), np.int32(config.num_iterations))
         jax.block_until_ready(metrics)
 
-    return run, lanes * (config.env_steps(config.num_iterations) - config.env_steps(0))
+    return run, seeds * (config.env_steps(config.num_iterations) - config.env_steps(0))
 
 
-def purejaxrl(script: str, lanes: int, settings: dict):
+def purejaxrl(script: str, seeds: int, settings: dict):
     """A script of PureJaxRL, whose clone is in PYTHONPATH. It imports brax and navix, and uses neither."""
     sys.modules |= dict.fromkeys(("brax", "brax.envs.wrappers.training", "navix"), MagicMock())
     train = importlib.import_module(f"purejaxrl.{script}").make_train(settings)
-    return compile_train(train, lanes), lanes * settings["TOTAL_TIMESTEPS"]
+    return compile_train(train, seeds), seeds * settings["TOTAL_TIMESTEPS"]
 
 
-def rejax(algo: str, lanes: int, settings: dict):
-    """Rejax without its evaluation. Env steps are those of all lanes, less those before learning starts."""
+def rejax(algo: str, seeds: int, settings: dict):
+    """Rejax without its evaluation. Env steps are those of all seeds, less those before learning starts."""
     from rejax import get_algo
 
     algorithm = get_algo(algo).create(**settings, eval_freq=settings["total_timesteps"], skip_initial_evaluation=True)
     algorithm = algorithm.replace(eval_callback=lambda *_: ())
-    return compile_train(algorithm.train, lanes), lanes * (settings["total_timesteps"] - settings.get("fill_buffer", 0))
+    return compile_train(algorithm.train, seeds), seeds * (settings["total_timesteps"] - settings.get("fill_buffer", 0))
 
 
-def compile_train(train, lanes: int):
-    """Compile a function of a key for as many keys as there are lanes; for one without the axis, as ours is."""
+def compile_train(train, seeds: int):
+    """Compile a function of a key for as many keys as there are seeds; one key has no axis, as in ours."""
     import jax
     import numpy as np
 
-    keys = jax.vmap(jax.random.PRNGKey)(np.arange(lanes))
-    function, keys = (jax.vmap(train), keys) if lanes > 1 else (train, keys[0])
+    keys = jax.vmap(jax.random.PRNGKey)(np.arange(seeds))
+    function, keys = (jax.vmap(train), keys) if seeds > 1 else (train, keys[0])
     program = jax.jit(function).lower(keys).compile()
     return lambda: jax.block_until_ready(program(keys))
 
 
-def stable_baselines3(algo: str, lanes: int, settings: dict):
+def stable_baselines3(algo: str, seeds: int, settings: dict):
     """Stable-Baselines3, which trains one seed, on one thread."""
     import stable_baselines3
     import torch
 
     torch.set_num_threads(1)
-    return learn(getattr(stable_baselines3, algo), lanes, settings, device="cpu")
+    return learn(getattr(stable_baselines3, algo), seeds, settings, device="cpu")
 
 
-def sbx(algo: str, lanes: int, settings: dict):
+def sbx(algo: str, seeds: int, settings: dict):
     """SBX, which trains one seed."""
     import sbx
 
-    return learn(getattr(sbx, algo), lanes, settings)
+    return learn(getattr(sbx, algo), seeds, settings)
 
 
-def learn(algorithm, lanes: int, settings: dict, **more):
+def learn(algorithm, seeds: int, settings: dict, **more):
     """What the two have in common."""
     from stable_baselines3.common.env_util import make_vec_env
 
-    assert lanes == 1, "these train one seed at a time"
+    assert seeds == 1, "these train one seed at a time"
     settings = settings.copy()
     env, num_steps = make_vec_env(settings.pop("env"), settings.pop("num_envs")), settings.pop("total_timesteps")
     model = algorithm("MlpPolicy", env, **settings, **more)
@@ -119,10 +119,10 @@ def learn(algorithm, lanes: int, settings: dict, **more):
     return run, num_steps
 
 
-def rltools(algo: str, lanes: int, settings: dict):
+def rltools(algo: str, seeds: int, settings: dict):
     """RLtools' own benchmark, 10,000 env steps, with another batch size. Its clone is RLTOOLS, MKL is beside this
     Python. Env steps are those after the 100 before learning starts."""
-    assert lanes == 1, "it trains one seed at a time"
+    assert seeds == 1, "it trains one seed at a time"
     clone, prefix = Path(os.environ["RLTOOLS"]), Path(sys.prefix)
     source = (clone / f"src/rl/environments/pendulum/{algo}/cpu/training.h").read_text()
     before = "BATCH_SIZE = 100;"

@@ -71,7 +71,7 @@ def test_a_worker_runs_a_script():
 
 
 def test_scores_are_told_apart_by_the_swept_value(tmp_path, monkeypatch):
-    """The command line writes lanes in its own order."""
+    """The command line writes trials in its own order."""
     study = settings.Study("ppo", "CartPole-v1", 2, {"learning_rate": ()})
     rates = np.float32(settings.values(study, "learning_rate"))[::-1].repeat(2)
 
@@ -127,7 +127,7 @@ def test_the_table_of_speeds_is_that_of_the_csv():
     found = re.findall(r"^\| `([a-z0-9-]+)`: [^|]*\|(.*)\|$", README, re.MULTILINE)
     for case, cells in found:
         ours, theirs = rates[case, "ours"], rates[case, "Rejax"]
-        line = [ours["lanes"], ours["cores"], *(f"{int(row['env_steps_per_s']):,}" for row in (ours, theirs))]
+        line = [ours["seeds"], ours["cores"], *(f"{int(row['env_steps_per_s']):,}" for row in (ours, theirs))]
         assert cells.split("|") == [f" {cell} " for cell in (*line, f"{float(theirs['ratio']):.2f}")]
     assert len(found) == sum(contender == "Rejax" for _, contender in rates)
 
