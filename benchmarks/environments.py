@@ -1,4 +1,4 @@
-"""What environments cost: python benchmarks/environments.py [--only brax/hopper ...]
+"""The cost of environments: python benchmarks/environments.py [--only brax/hopper ...]
 
 For each environment: env steps per CPU-second of random actions in `--num-envs` environments, with the starts that the
 suite chooses and with a fresh start at every step; the time of a reset in steps; and CPU-seconds of compilation. Prints

@@ -89,7 +89,7 @@ def table(rows: list[dict[str, str]]) -> list[str]:
 
 
 def read_rows() -> list[dict[str, str]]:
-    """What is recorded."""
+    """The recorded rows."""
     with FILE.open(newline="") as file:
         return list(csv.DictReader(file))
 

@@ -47,7 +47,7 @@ def filled(page: Path, blocks: dict[str, list[str]]) -> str:
 
 
 def result_blocks(raws: dict[Pair, dict[str, Any]]) -> dict[str, list[str]]:
-    """What is made of RESULTS.md and GPU.md, by the names in their comments."""
+    """The generated blocks of RESULTS.md and GPU.md, by the names in their comments."""
     others = {pair: raw for pair, raw in raws.items() if pair not in FAMILIES[GPU]}
     counted = [raw for pair, raw in others.items() if pair.bar is not None or not pair.changes]
     failed, seeds = (sum(map(count, counted)) for count in (count_failed, lambda raw: len(raw["final_episode_return"])))

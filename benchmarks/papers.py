@@ -1,4 +1,4 @@
-"""What the diffs of docs/papers.md change on small tasks, each copy beside its script.
+"""Measures the diffs of docs/papers.md on small tasks, each copy beside its script.
 
     python benchmarks/papers.py                        # every study that is not recorded yet
     python benchmarks/papers.py --only RND-1 PER-1     # these, again

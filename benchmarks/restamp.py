@@ -73,7 +73,7 @@ def restamp(pair: Pair, raw: dict[str, Any], commit: str, earlier: Path) -> str:
 def three_iterations(
     roots: tuple[Path, ...], script: str, config: Path, cycles: int = 0
 ) -> list[dict[str, np.ndarray]]:
-    """What benchmarks/three_iterations.py finds of the program in each working tree, side by side."""
+    """Run benchmarks/three_iterations.py on each working tree, side by side, and return their arrays."""
     files = [config.with_name(f"{number}.npz") for number, _ in enumerate(roots)]
     program = FOLDER / "three_iterations.py"
     commands = [

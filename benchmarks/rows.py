@@ -86,5 +86,5 @@ def settings(pair: Pair) -> dict[str, Any]:
 
 
 def read_raws() -> dict[Pair, dict[str, Any]]:
-    """What is recorded, of each pair that has a raw file."""
+    """The recorded content of each pair that has a raw file."""
     return {pair: read(pair.path) for pair in PAIRS if pair.path.exists()}

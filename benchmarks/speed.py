@@ -67,7 +67,7 @@ VARIABLES = {"JAX_DEFAULT_MATMUL_PRECISION": "float32", "XLA_PYTHON_CLIENT_PREAL
 
 @dataclass(frozen=True)
 class Contender:
-    """What a worker is told to run."""
+    """A script of ours or a peer's algorithm, with the settings that a worker runs."""
 
     name: str
     script: str  # or PEER:ALGORITHM
@@ -196,7 +196,7 @@ def actor_critic(script: str, seeds: int, cores: int, steps: int) -> Case:
 
 
 def sac_buffers(seeds: int) -> Case:
-    """What a large buffer costs."""
+    """The cost of a large buffer."""
     settings = {**ACTOR_CRITIC, **RATES, **SMALL, "total_timesteps": 6_000, "steps_per_iteration": 500}
     return Case(
         f"sac-buffer-{seeds}",
@@ -291,7 +291,7 @@ class Worker:
         self.runs.append(self.answer())
 
     def median(self, name: str) -> float:
-        """Over the rounds."""
+        """The median over the rounds of an entry of the answers."""
         return statistics.median(run[name] for run in self.runs)
 
     def close(self) -> None:

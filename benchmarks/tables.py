@@ -1,4 +1,4 @@
-"""What the benchmarks read and write: JSON, and tables in the pages. Importing it puts the scripts into the path."""
+"""JSON files of the benchmarks, and tables in the pages. Importing it puts the scripts into the path."""
 
 import json
 import sys

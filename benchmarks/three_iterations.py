@@ -1,4 +1,4 @@
-"""What a program computes in its first three iterations, for `results.py --restamp`, in a process of its own.
+"""The first three iterations of a program, for `results.py --restamp`, in a process of its own.
 
     python benchmarks/three_iterations.py ROOT SCRIPT CONFIG.json FILE.npz CYCLES
 

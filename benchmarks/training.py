@@ -82,8 +82,8 @@ def train(pair: Pair, out: Path) -> dict[str, Any]:
 
 
 def achievements(metrics: dict[str, np.ndarray]) -> dict[str, float]:
-    """Of Craftax: the per cent of an iteration's training episodes with each achievement, the mean over the seeds and
-    over the last tenth of the iterations; empty for other suites."""
+    """The per cent of Craftax' training episodes with each achievement, the mean over the seeds and the last tenth of
+    the iterations; empty for other suites."""
     last = {name: x[:, -max(1, x.shape[1] // 10) :] for name, x in metrics.items() if name.startswith("Achievements/")}
     return {name.partition("/")[2]: round(float(np.nanmean(x)), 1) for name, x in last.items()}
 

@@ -105,7 +105,7 @@ def sbx(algo: str, seeds: int, settings: dict):
 
 
 def learn(algorithm, seeds: int, settings: dict, **more):
-    """What the two have in common."""
+    """Make an environment and a model of either library, and train it."""
     from stable_baselines3.common.env_util import make_vec_env
 
     assert seeds == 1, "these train one seed at a time"

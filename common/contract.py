@@ -1,4 +1,4 @@
-"""What an environment must be, checked once, when it is made; common/suites says it in words."""
+"""The contract of an environment (in words: common/suites), checked once, when it is made."""
 
 import operator
 from collections.abc import Callable

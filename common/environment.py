@@ -62,7 +62,7 @@ class Environment:
 
     @property
     def critic_shape(self) -> tuple[int, ...]:
-        """The same of the part that value functions see."""
+        """Shape of the part of an observation that value functions see; raises as `actor_shape` does."""
         return self._shape_of("critic", critic_obs(self.obs_shape))
 
     def _shape_of(self, part: str, shape: Any) -> tuple[int, ...]:
@@ -149,7 +149,7 @@ def _typed(keys: jax.Array) -> jax.Array:
 
 
 def _split(keys: jax.Array, num: int) -> tuple[jax.Array, ...]:
-    """So many keys from each. [num_envs] -> [num_envs] each; the first ones do not depend on their number."""
+    """Split each key [num_envs] into `num` keys: arrays [num_envs], of which the first do not depend on `num`."""
     keys = jax.vmap(lambda key: jax.random.split(key, num))(_typed(keys))
     return tuple(keys[:, i] for i in range(num))
 

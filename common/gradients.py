@@ -1,4 +1,4 @@
-"""Functions whose gradient is not that of their values alone."""
+"""Functions with a gradient of their own."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def clip_inward(x: jax.Array, low: float, high: float) -> jax.Array:
-    """Clip x to [low, high]. Outside of it only a gradient that leads back passes; that of jnp.clip is 0: x stays."""
+    """Clip x to [low, high]. Outside, only a gradient that leads back passes; jnp.clip's, 0, would keep x there."""
     return jnp.clip(x, low, high)
 
 

@@ -35,7 +35,7 @@ def shuffle_epochs(key: jax.Array, num_epochs: int, num_rows: int, minibatch_siz
 
 
 def shard_rows(rows: jax.Array) -> jax.Array:
-    """The same row numbers [..., minibatch_size], split over the devices of a trial, and with them the gradient.
+    """Split row numbers [..., minibatch_size], and with them the gradient, over the devices of a trial.
 
     They stay whole where a trial has one device, that is without a mesh axis "env" in the context, and where
     minibatch_size does not divide by the number of devices.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def actor_obs(obs: Any) -> Any:
-    """The part of an observation that the policy sees: all of it, or the entry `actor`. Also of `obs_shape`."""
+    """The part of an observation that the policy sees: all of it, or the entry `actor`. Takes `obs_shape` too."""
     return obs["actor"] if isinstance(obs, dict) else obs
 
 
@@ -17,7 +17,7 @@ def critic_obs(obs: Any) -> Any:
 
 
 def legal_actions(obs: Any) -> jax.Array | None:
-    """The entry `legal` of an observation, [..., n] bool; None if all actions are legal. Also of `obs_shape`."""
+    """The entry `legal` of an observation, [..., n] bool; None if all actions are legal. Takes `obs_shape` too."""
     return obs.get("legal") if isinstance(obs, dict) else None
 
 
@@ -31,12 +31,12 @@ def forbid_illegal(scores: jax.Array, obs: Any) -> jax.Array:
 
 
 def draw_choices(key: jax.Array, shape: tuple[int, ...], env: Any) -> jax.Array:
-    """Numbers [*shape] int32 of which `choose_legal` makes actions, each legal one as likely as another."""
+    """Random integers [*shape] int32 from which `choose_legal` makes actions, uniform over the legal ones."""
     return jax.random.randint(key, shape, 0, 2**30 if legal_actions(env.obs_shape) else env.action_space.n)
 
 
 def choose_legal(number: jax.Array, obs: Any) -> jax.Array:
-    """The legal action of a number [...] int, counted in a circle; the number itself if obs calls no action illegal."""
+    """The legal action with this number [...] int, modulo their count; the number itself if all actions are legal."""
     legal = legal_actions(obs)
     if legal is None:
         return number

@@ -59,7 +59,7 @@ class Experiment:
 
     @property
     def noun(self) -> str:
-        """What trials are called where a user reads it."""
+        """The word for trials in messages: without a sweep they are seeds."""
         return "trials" if self.settings else "seeds"
 
     @property
@@ -80,7 +80,7 @@ class Experiment:
 
     @property
     def halving_factor(self) -> int:
-        """Of this many settings the best goes on at each rung of a sweep that is halved."""
+        """The factor of --sweep-halve: one in this many settings goes on after each rung."""
         return int(self.options.sweep_halve)
 
     def select(self, settings: Sequence[int]) -> "Experiment":
@@ -237,14 +237,14 @@ def join_rungs(experiment: Experiment, rungs: list[Rung], results: list[Result])
 def append_evaluation(
     evaluations: dict[str, np.ndarray], env_steps: int, scores: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Add the scores [num_trials] of an evaluation after so many env steps; it replaces one made there before."""
+    """Add the scores [num_trials] of an evaluation at this env step, in place of an earlier one at the same step."""
     before = until(evaluations, env_steps - 1)
     new = {EVAL_STEPS: np.array([env_steps])} | {name: scores[name][:, None] for name in EVAL_METRICS}
     return {name: np.concatenate([before[name], x], axis=-1) if before else x for name, x in new.items()}
 
 
 def until(evaluations: dict[str, np.ndarray], env_steps: int) -> dict[str, np.ndarray]:
-    """The evaluations after at most so many env steps."""
+    """The evaluations up to this env step."""
     return {name: x[..., evaluations[EVAL_STEPS] <= env_steps] for name, x in evaluations.items()}
 
 

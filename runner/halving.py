@@ -10,7 +10,7 @@ from runner.experiment import Experiment
 
 
 def count_cuts(num_settings: int, factor: int) -> int:
-    """How often a sweep is cut: while two settings are left behind the cut, and once if there are `factor` settings."""
+    """Number of cuts of a sweep: as many as leave two settings, and at least one if there are `factor` settings."""
     cuts = 0
     while num_settings // factor ** (cuts + 1) >= 2:
         cuts += 1
@@ -39,7 +39,7 @@ def plan_sizes(num_settings: int, factor: int) -> list[int]:
 
 
 def describe_rungs(experiment: Experiment) -> str:
-    """The rungs of a sweep that is halved, and what they save."""
+    """Say which rungs a halved sweep has, and which share of the env steps it takes."""
     config, num_settings = experiment.config, experiment.num_settings
     factor, total = experiment.halving_factor, config.env_steps(config.num_iterations)
     sizes, stops = plan_sizes(num_settings, factor), plan_stops(num_settings, config.num_iterations, factor)
@@ -73,7 +73,7 @@ def choose(scores: np.ndarray, untrained: np.ndarray, factor: int) -> np.ndarray
 
 
 def describe_cut(scores: np.ndarray, untrained: np.ndarray, factor: int) -> str:
-    """What `choose` does and, where more or fewer settings go on than there are places, why."""
+    """Say how many settings `choose` keeps and, where these are more or fewer than the places, why."""
     num_places, num_chosen = count_places(len(scores), factor), len(choose(scores, untrained, factor))
     if not (scores > untrained).any():
         why = "no seed is better than it was untrained yet, "
@@ -90,5 +90,5 @@ def describe_cut(scores: np.ndarray, untrained: np.ndarray, factor: int) -> str:
 
 
 def count_places(num_settings: int, factor: int) -> int:
-    """How many of the settings of a rung go on, if no two of them tie."""
+    """Number of settings that go on from a rung, if no two of them tie."""
     return max(1, num_settings // factor)

@@ -158,7 +158,7 @@ def check_program(algorithm: Any, config: Any, options: Options, num_trials: int
 
 
 def describe_program(script: str, config: Any, options: Options) -> dict[str, Any]:
-    """What must be the same in all processes of a run: code, versions, settings and options."""
+    """Describe what all processes of a run must share: code, versions, settings and options."""
     root = Path(__file__).parent.parent
     kit = sorted(path for name in ("common", "runner") for path in (root / name).rglob("*.py"))
     texts = {f"the text of {Path(script).name}": [Path(script)], "the text of common/ and runner/": kit}
@@ -207,7 +207,7 @@ def parse_command_line(script: str, config_class: type) -> tuple[Any, Options, R
 
 
 def finish(run: Run, results: dict[Part, Result]) -> None:
-    """Join the results of all parts and report; process 0 does it for all. `results`: of the parts of this process."""
+    """Join the results of all parts and report, in process 0 for all. `results`: those of this process's parts."""
     experiment, directory = run.experiment, run.directory
     with run.timing.measure("reporting"):
         from runner.report.results import report  # a second of imports, which training does not wait for

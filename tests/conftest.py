@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Settings and fixtures of all tests."""
 
 import ctypes
 import functools
@@ -86,7 +86,7 @@ def script(request):
 
 @functools.cache
 def undisturbed_run(script, folder):
-    """What a run says that nothing disturbed, its flags, and its folder; one for all modules."""
+    """The result of an undisturbed run, its flags, and its folder; one run for all modules."""
     arguments = small_run(script, name="undisturbed")
     folder.mkdir(parents=True)
     result = execute(path_of(script), *arguments, cwd=folder)

@@ -120,7 +120,7 @@ def small_run(script: str, iterations: int = ITERATIONS, **changes) -> list[str]
 
 @dataclass(frozen=True)
 class Result:
-    """What a command leaves behind for who called it."""
+    """The result of a command: status, stdout and stderr."""
 
     status: int
     stdout: str
@@ -157,7 +157,7 @@ class Process:
         self.process = subprocess.Popen(command, cwd=cwd, env=environ(**environment), stdout=stdout, stderr=stderr)
 
     def output(self) -> list[str]:
-        """What it has written to stdout and to stderr up to now."""
+        """Read what the process has written to stdout and to stderr up to now."""
         return [os.pread(file.fileno(), 10**7, 0).decode() for file in self.files]
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -228,7 +228,7 @@ def keep_programs(compile: Callable) -> Callable:
 
 
 def keep_evaluations(compile: Callable) -> Callable:
-    """The same for `compile(programs)`, the evaluation of a run."""
+    """Keep `compile(programs)`, the evaluation of a run, as `keep_programs` does."""
 
     def compile_once(self):
         options, called = self.experiment.options, (programs.evaluate, programs.share_of_memory, memory.available_bytes)
@@ -263,7 +263,7 @@ def call(script: str, *arguments: str, pictures: bool = False) -> Result:
 
 
 def save_nothing(figure, path: Path) -> None:
-    """In place of `plots._save`."""
+    """Replace `plots._save`, which takes most of the time of a run."""
     with store.replacing(path) as temporary:
         temporary.write_bytes(b"")
 
@@ -354,7 +354,7 @@ def differences(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[str]
 
 
 def run_differences(a: Path, b: Path) -> list[str]:
-    """What differs between the results of two runs: the State leaf by leaf, and the metrics; empty if nothing does."""
+    """Names of the leaves of State and of the metrics that differ between the results of two runs."""
     (iteration_a, state_a), (iteration_b, state_b) = saved_state(a), saved_state(b)
     if iteration_a != iteration_b:
         return [f"iteration {iteration_a} and {iteration_b}"]

@@ -29,7 +29,7 @@ class Params(environment.EnvParams):
 
 
 class Probe(environment.Environment):
-    """What the probes have in common."""
+    """The common part of the probes."""
 
     action: Any = spaces.Discrete(2)
 
@@ -118,8 +118,8 @@ OBSERVATIONS = jnp.eye(len(ROOMS))
 
 
 def known_values(gamma: float) -> np.ndarray:
-    """Of every room, if the action that pays is chosen. The rooms ENDING do not show the time: theirs is the
-    fixed point of one-step targets, of which one in five is an end."""
+    """The value of each room under the action that pays. The rooms ENDING do not show the time: their value is the
+    fixed point of one-step targets, one in five of which is an end."""
     fixed_point = 1 / (1 - gamma * (1 - 1 / LIMIT))
     return np.array([1, 2, -1, gamma, 1, 1, 1, 0, 1 / (1 - gamma), fixed_point, fixed_point])
 
@@ -174,7 +174,7 @@ class Record:
 
 @struct.dataclass
 class RecordedState(EnvState):
-    """With what happened up to now, which no episode's end clears."""
+    """A state with all that has happened, which no episode's end clears."""
 
     record: Record  # [num_envs, ...]
 

@@ -1,4 +1,4 @@
-"""What the algorithms compute, in plain float64 numpy: networks, gradients, Adam."""
+"""The computations of the algorithms in plain float64 numpy: networks, gradients, Adam."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""What the tests of whole runs share."""
+"""Shared parts of the tests of whole runs."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def directory_of(script, name, env=None):
 
 
 def summary_of(directory):
-    """What summary.json says, without the time that it took."""
+    """The content of summary.json without its times."""
     summary = json.loads((directory / "summary.json").read_text())
     del summary["timing"]
     return summary
@@ -54,7 +54,7 @@ def assert_refused(result, *words):
 
 
 class FakeRun:
-    """What the tracker uses of a wandb run."""
+    """A stand-in for a wandb run, with all that the tracker uses."""
 
     def __init__(self, logged):
         self.summary, self.logged, self.step, self.last = {}, logged, 0, None

@@ -104,7 +104,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("script", [*SCRIPTS, *VARIANTS])
 def test_every_field_has_a_reason_on_its_line(script):
-    """Which --help shows."""
+    """--help shows it."""
     config = next(n for n in ast.parse(source(script)).body if isinstance(n, ast.ClassDef) and n.name == "Config")
     lines = source(script).splitlines()
     fields = [lines[node.lineno - 1] for node in config.body if isinstance(node, ast.AnnAssign)]

@@ -48,7 +48,7 @@ def test_the_cost_of_environments(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", [speed.CASES, speed.GPU_CASES], ids=["cpu", "gpu"])
 def test_the_scripts_take_the_settings_of_every_case(cases, monkeypatch):
-    """Except for the name of the environment: to make those of Playground and Brax takes ten seconds each."""
+    """Environments of Playground and Brax, which take ten seconds each to make, are replaced by another."""
     assert len({case.name for case in cases}) == len(cases)
     for contender in (contender for case in cases for contender in case.contenders if not contender.peer):
         module = importlib.import_module(contender.script)

@@ -64,7 +64,7 @@ def test_fields_stay_aligned_and_only_written_rows_are_drawn():
 
 @struct.dataclass
 class Step:
-    """What windows need; obs tells the number of the row."""
+    """The fields that windows need; obs is the number of the row."""
 
     obs: jax.Array
     reward: jax.Array
@@ -81,7 +81,7 @@ def steps(numbers, terminated, truncated):
 
 
 def windows_of(history, capacity, n_step, num_envs, gamma):
-    """By hand: obs -> reward, discount, terminated and next_obs of the window that begins there."""
+    """Windows by hand: obs -> reward, discount, terminated and next_obs of the window that begins there."""
     written, windows = history[-capacity:], {}
     for i in range(len(written)):
         window = []

@@ -67,7 +67,7 @@ def test_a_gaussian_stays_a_gaussian():
 
 
 def test_discount_0_leaves_the_reward_alone():
-    """As after a termination: whatever followed, the target is the point of the reward."""
+    """After a termination the target is the point of the reward, whatever followed."""
     probs = project(jax.nn.softmax(jnp.sin(BINS)), 1.25 + 0.0 * BINS, BINS)
     np.testing.assert_allclose(probs, np.where(np.isin(np.arange(21), [6, 7]), 0.5, 0.0), atol=1e-6)
 

@@ -28,7 +28,7 @@ def script(request):
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch):
-    """Not so wide that the help has two columns."""
+    """A terminal so narrow that the help has one column."""
     monkeypatch.setenv("COLUMNS", "120")
 
 
@@ -42,7 +42,7 @@ def parsed(script, *words):
 
 
 def help_of(script, *words):
-    """What --help says, without the frames around it."""
+    """The text of --help without the frames around it."""
     module = importlib.import_module(script)
     result = capture(lambda: parse_command_line(module.__file__, module.Config), module.__file__, *words, "--help")
     assert (result.status, result.stderr) == (0, "")
@@ -113,7 +113,7 @@ def test_help_fits_a_narrow_terminal(script, monkeypatch):
 
 
 def some_presets(script):
-    """Of an environment of gymnax and one of another suite."""
+    """Holds for an environment of gymnax and for one of another suite."""
     chosen = dict({"/" in env: (env, preset) for env, preset in presets(script).items()}.values())
     assert chosen
     return chosen

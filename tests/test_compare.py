@@ -144,7 +144,7 @@ def test_aggregates_leave_out_infinite_scores_and_nan_has_none():
 
 
 def test_environments_are_resampled_apart():
-    """Where seeds of an environment agree there is nothing to resample, however far environments are apart."""
+    """Seeds that agree in each environment leave nothing to resample, however far environments are apart."""
     samples = [np.full(4, 0.0), np.full(4, 1.0)]
     assert aggregate_iqm(samples) == (0.5, 0.5, 0.5)
     assert [x.tolist() for x in performance_profile(samples, np.array([0.5]))] == [[0.5], [0.5], [0.5]]
@@ -321,7 +321,7 @@ def check_texts(figure, labels):
 @pytest.mark.parametrize(("num_runs", "width"), [(2, 0), (6, 0), (3, 3.0), (3, 7.0)])
 @pytest.mark.parametrize("label", ["m{}", "the method that has the long name {}"])
 def test_texts_lie_in_the_picture_and_overlap_with_nothing(num_runs, width, label, folder, figures):
-    """Whose text is as large in any width."""
+    """The text is as large in any width."""
     envs = ["CartPole-v1", "Acrobot-v1"]
     runs = [write_run(f"{i}-{env}", np.array(A) - 50 * i, env=env) for i in range(num_runs) for env in envs]
     labels = [label.format(i) for i in range(num_runs)]
@@ -715,7 +715,7 @@ def test_a_picture_that_cannot_be_written(folder):
 
 
 def test_a_picture_that_cannot_be_drawn(folder):
-    """Whatever matplotlib raises: the tables are there, printed and as files."""
+    """Whatever matplotlib raises, the tables are printed and written."""
     write_run("a", A)
     with mock.patch.object(Figure, "savefig", side_effect=RuntimeError("no latex\nlog")):
         result = run("a")
@@ -732,7 +732,7 @@ def test_ctrl_c_ends_it_in_silence(folder):
 
 
 def test_no_name_is_read_as_a_formula(folder, figures):
-    """At this one matplotlib would raise."""
+    """matplotlib would raise at this name."""
     write_run("a", A, "p$^$", env="x$^$"), write_run("b", B, "dqn", env="x$^$")
     compared("a", "b", "--bounds", "x$^$=0:500")
     assert r"x\$^\$" in {text for text, _ in texts_of(figures[0])}
@@ -755,7 +755,7 @@ def test_other_formats(folder):
 
 @pytest.mark.slow
 def test_runs_of_the_scripts(folder):
-    """What training writes is what a comparison reads, also of a sweep in several parts."""
+    """A comparison reads what training writes, also of a sweep in several parts."""
     for words in (["ppo", "single"], ["ppo", "sweep", "--sweep", "learning-rate=1e-3,2e-3", "--trials-per-batch", "2"]):
         script, name, *more = words
         result = call(script, *small_run(script, 40, name=name, eval_episodes=0, num_seeds=2), *more)

@@ -45,12 +45,12 @@ class Walk(Suite):
 
 
 def see_both(look):
-    """What an observation looks like, the same in `reset` and `step`."""
+    """The observation of `reset` and of `step`, the same in both."""
     return {"see_start": look, "see": look}
 
 
 def tell_legal(legal, **changes):
-    """Which actions are called legal."""
+    """Name the legal actions."""
     return see_both(lambda x: {"actor": x[None].astype(jnp.float32), "legal": legal()}) | changes
 
 
@@ -167,7 +167,7 @@ VALUES = st.lists(st.sampled_from([1.0, 2.0, 6.0, np.nan, np.inf, -np.inf]), min
 @pytest.mark.slow
 @given(VALUES)
 def test_a_scalar_is_the_mean_of_what_is_finite(values):
-    """As `steps_to_goal` is NaN in an episode that never reached the goal."""
+    """Such as `steps_to_goal`, which is NaN in an episode that never reached the goal."""
     env = Environment(Walk(end=lambda is_end: jnp.bool_(True), tell=lambda state: {"told": state.position}))
     _, env_state = env.reset(jax.random.split(jax.random.key(0), len(values)))
     env_state = env_state.replace(state=env_state.state.replace(position=jnp.array(values) - 1))

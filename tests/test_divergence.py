@@ -106,7 +106,7 @@ class Told(CartPole):
 
 @pytest.mark.parametrize("otherwise", [jnp.nan, jnp.inf])
 def test_an_environments_infinite_scalar_is_no_divergence(otherwise, monkeypatch):
-    """What is logged and drawn skips it."""
+    """Logs and pictures skip it."""
     import wandb
 
     logged, env = [], f"Probe-Told-{otherwise}"

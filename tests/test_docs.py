@@ -1,4 +1,4 @@
-"""What the pages show works as it stands there: links, links to lines, Python blocks and commands."""
+"""The pages work as they stand there: links, links to lines, Python blocks and commands."""
 
 import importlib
 import json
@@ -169,7 +169,7 @@ def same_jax():
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "block"), PYTHON)
 def test_python_blocks_print_a_result(page, block, folder, same_jax, monkeypatch):
-    """With shorter presets."""
+    """Presets are shortened."""
     monkeypatch.chdir(folder)
     short = lambda *args, **changes: preset(*args, **{"total_timesteps": 10_240} | changes)
     monkeypatch.setattr("common.presets.preset", short)
@@ -184,7 +184,7 @@ def test_python_blocks_print_a_result(page, block, folder, same_jax, monkeypatch
 
 @pytest.mark.slow
 def test_walkthrough_runs(folder, same_jax, tmp_path, monkeypatch):
-    """With shorter runs."""
+    """Runs are shortened."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -220,7 +220,7 @@ def test_notebook_is_the_walkthrough_with_outputs():
 
 @pytest.mark.parametrize("start", ["config = preset(", "source = inspect.getsource("])
 def test_notebook_shows_the_preset_and_the_loss_of_today(start, tmp_path, monkeypatch):
-    """Without training; after another preset or loss, its head says how to make it again."""
+    """Nothing is trained; after another preset or loss, the head of the notebook says how to make it again."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     imports = next(iter(notebook()))

@@ -170,7 +170,7 @@ class ToyState(environment.EnvState):
 
 
 class Toy(environment.Environment):
-    """Nothing happens in it."""
+    """An environment in which nothing happens."""
 
     def __init__(self, action_space, obs=None, limit=5):
         self.space, self.obs, self.limit = action_space, jnp.zeros(2) if obs is None else obs, limit
@@ -399,7 +399,7 @@ def test_a_nan_reward_spoils_the_return_of_its_own_episode_alone():
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Reacher-misc", "PointRobot-misc"])
 def test_an_environment_can_be_made_where_everything_is_traced(name):
-    """As in `jax.vmap(lambda gamma, key: make_train(replace(config, gamma=gamma))(key))`."""
+    """A sweep by hand, `jax.vmap(lambda gamma, key: make_train(replace(config, gamma=gamma))(key))`, does this."""
 
     def bounds(x):
         space = make_env(name).action_space

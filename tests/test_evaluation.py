@@ -216,7 +216,7 @@ def test_the_loop_asks_once_in_some_steps_for_the_end():
 
 
 def test_each_step_has_randomness_of_its_own():
-    """Of the targets of five steps any number may be 0. With one key for all steps the last four would be the same."""
+    """Any number of the five steps' targets may be 0. With one key for all steps the last four would be the same."""
     returns, _ = episodes_of("Probe-Lengths-Truncated", one_action)
     assert set(returns / 9) >= {0, 1, 2, 3, 4}
 
@@ -295,7 +295,7 @@ def test_an_evaluation_samples_nothing(script):
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["ppo", "ppo_rnn", "reppo"])
 def test_an_evaluation_of_sampled_actions_draws_each_anew(script):
-    """Those of `act` with a key: in each environment and each step others, of the same key the same."""
+    """Actions are those of `act` with a key: others in each environment and step, the same for the same key."""
     config = small_config(script)
     algorithm = importlib.import_module(script).make(config)
     state = jax.jit(algorithm.init)(jax.random.key(0))

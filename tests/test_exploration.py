@@ -56,12 +56,12 @@ def with_known_policy(script, state):
 
 
 def shares(action):
-    """How often each of three actions was taken."""
+    """The share of each of three actions."""
     return np.bincount(np.ravel(action), minlength=3) / np.size(action)
 
 
 def in_half_widths(action):
-    """From the box to [-1, 1], [number of actions, 2]."""
+    """Map actions from the box to [-1, 1], [number of actions, 2]."""
     low, high = np.array(probes.TWO_DIMENSIONS.low), np.array(probes.TWO_DIMENSIONS.high)
     return (2 * (np.asarray(action) - low) / (high - low) - 1).reshape(-1, 2)
 

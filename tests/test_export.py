@@ -105,7 +105,7 @@ def assert_same_actions(found, expected):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_model_acts_as_jax(name, rank_promotion):
-    """With the memory and the part of an observation that it needs, for many observations and for one."""
+    """The model takes the memory and the part of an observation that it needs, of many observations or one."""
     algorithm, state, env, model = exported_policy(name)
     session = session_of(model)
     inputs = random_inputs(session, np.random.default_rng(1), 2000)
@@ -145,7 +145,7 @@ gymnasium.register("Table-v0", Table, disable_env_checker=True)
 
 
 def play(*words):
-    """What the player says in this process."""
+    """The result of the player, run in this process."""
     return capture(lambda: runpy.run_path(PLAYER, run_name="__main__"), PLAYER, *map(str, words))
 
 
@@ -176,7 +176,7 @@ class Residual(nn.Module):
 
 
 class Attention(nn.Module):
-    """Over the features."""
+    """Attention over the features."""
 
     @nn.compact
     def __call__(self, x):
@@ -221,7 +221,7 @@ class Complex(nn.Module):
 
 
 class Sized(nn.Module):
-    """For an even number of observations alone."""
+    """A network for even numbers of observations alone."""
 
     @nn.compact
     def __call__(self, x):

@@ -69,13 +69,13 @@ def test_a_rung_has_iterations_of_its_own():
     ],
 )
 def test_the_best_third_goes_on(means, expected):
-    """And all that tie with the last of them, whatever the order, but none whose seeds have diverged."""
+    """All that tie with the last of them go on too, whatever the order, but none with diverged seeds alone."""
     scores = np.array(means, float)[:, None] + [-0.5, 0.0, 0.5]
     np.testing.assert_array_equal(choose(scores, np.zeros((len(means), 3)), 3), expected)
 
 
 def test_a_diverged_seed_takes_its_setting_out():
-    """Also out of a free place, while there is a setting without one; the others would mean what is left of them."""
+    """It takes no free place either, while another setting has no diverged seed: its mean would lack seeds."""
     scores = np.array([[9, 9, np.nan], [1, 2, 3], [1, 1, 1], [np.nan, 0, 0]])
     np.testing.assert_array_equal(choose(scores, np.zeros((4, 3)), 2), [1, 2])
     np.testing.assert_array_equal(choose(scores[[0, 1, 3, 3]], np.zeros((4, 3)), 2), [1])
@@ -100,7 +100,7 @@ def test_a_cut_that_differs_from_its_places_says_why(scores, text):
 
 
 def test_a_seed_that_has_begun_to_learn_counts():
-    """As on Acrobot: by their IQM all three are equal."""
+    """By their IQM all three would be equal, as on Acrobot."""
     scores = np.array([[-500.0] * 4, [-500, -500, -500, -100], [-500.0] * 4])
     np.testing.assert_array_equal(choose(scores, np.full((3, 4), -500.0), 3), [1])
 
@@ -152,7 +152,7 @@ def halved(tmp_path_factory):
 
 @pytest.fixture
 def runs(halved, monkeypatch):
-    """What halving has printed; the current folder is that of its run."""
+    """The output of the halved sweep; the current folder is that of its run."""
     monkeypatch.chdir(halved[0])
     return halved[1]
 

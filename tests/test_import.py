@@ -109,8 +109,8 @@ for file in files:
 
 
 def test_commands_find_the_modules_of_this_repository(tmp_path):
-    """As in a fresh clone: no path is set, and the current folder is another one. Forks of one process, so that the
-    libraries are imported once."""
+    """As in a fresh clone no path is set, and the current folder is another one. Forks of one process import the
+    libraries once."""
     names = ["environments", "gymnasium_scores", "kernels", "results", "settings", "speed"]
     files = [ROOT / "benchmarks" / f"{name}.py" for name in names] + sorted((ROOT / "variants").glob("*.py"))
     result = execute("-c", HELPS, *map(str, files), cwd=tmp_path, PYTHONPATH=None)

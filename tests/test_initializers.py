@@ -14,7 +14,7 @@ from common.initializers import orthogonal
 
 
 def matrix(kernel):
-    """As float64 [fewer, more], whichever of fan_in and fan_out that is."""
+    """A kernel as float64 [fewer, more], whichever of fan_in and fan_out that is."""
     kernel = np.asarray(kernel, np.float64).reshape(-1, kernel.shape[-1])
     return kernel if kernel.shape[0] <= kernel.shape[1] else kernel.T
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def body(carry, x):
-    """Of structures and shapes that differ."""
+    """Tries structures and shapes that differ."""
     carry = {"sum": carry["sum"] + x["a"], "key": jax.random.fold_in(carry["key"], x["b"])}
     outputs = {"b": jnp.float32(x["b"]) ** 2, "a": {"c": carry["sum"].mean(), "noise": jax.random.normal(carry["key"])}}
     return carry, outputs

@@ -49,7 +49,7 @@ CONFIGS = {
 
 
 class Phases(Suite):
-    """Of three actions one is illegal, in turn. A step pays -1, an illegal one -100 and is counted."""
+    """One of three actions is illegal, each in turn. A step pays -1, an illegal one -100 and is counted."""
 
     action_space, max_episode_steps, reset_period = spaces.Discrete(3), LIMIT, 0
 
@@ -169,7 +169,7 @@ def test_every_first_ratio_is_one_with_illegal_actions_too(script):
 
 
 class Dear(Phases):
-    """Of two legal actions the one that is illegal in the next state costs more."""
+    """The one of two legal actions that is illegal in the next state costs more."""
 
     def step(self, key, state, action):
         *outcome, info = super().step(key, state, action)

@@ -22,7 +22,7 @@ update = jax.jit(update_statistics)
 
 @struct.dataclass
 class Rollout:
-    """What `scale_rewards` reads."""
+    """The fields of a rollout that `scale_rewards` reads."""
 
     reward: jax.Array
     terminated: jax.Array
@@ -102,7 +102,7 @@ def test_first_observations_count_and_initial_values_do_not():
 
 @pytest.mark.parametrize("chunk", [1, 100])
 def test_a_large_offset_does_not_swallow_the_variance(chunk):
-    """Where mean(x^2) - mean(x)^2 in float32 would be off by more than the variance itself."""
+    """Here mean(x^2) - mean(x)^2 in float32 would be off by more than the variance itself."""
     data = np.random.default_rng(0).normal(1e4, 1.0, size=(1000, 2)).astype(np.float32)
     start = init_statistics((2,))
     statistics, _ = jax.lax.scan(

@@ -92,7 +92,7 @@ def test_results_that_cannot_be_written_are_named(script, name, undisturbed):
 
 
 def test_pictures_that_cannot_be_drawn(undisturbed_ppo, monkeypatch):
-    """As with text.usetex in the user's matplotlibrc and no LaTeX. All numbers are there before."""
+    """A text.usetex in the user's matplotlibrc without LaTeX does this. All numbers are there before."""
 
     def save(figure, path):
         written.append({path.name for path in directory.iterdir()})

@@ -342,7 +342,7 @@ def test_rlpd_draws_a_share_from_the_dataset(monkeypatch, dataset):
 
 
 def learn_inputs_of(paper, monkeypatch, **changes):
-    """What the first iteration of a copy of sac.py gives to `learn` of each cycle."""
+    """The inputs of `learn` in each cycle of the first iteration of a copy of sac.py."""
     algorithm, state, _ = sac_of(paper, **changes)
     monkeypatch.setattr(cook(paper), "scan_mean", lambda body, carry, xs: (carry, {"inputs": xs[1]}))
     return jax.jit(algorithm.step)(state, 0)[1]["inputs"]

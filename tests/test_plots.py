@@ -169,7 +169,7 @@ def test_the_curves_of_a_sweep_differ_in_colour_style_and_marker(figures):
 
 @pytest.mark.parametrize(("num_seeds", "title"), [(1, "title"), (2, "title: median and middle half of the seeds")])
 def test_metrics_of_one_seed_have_no_quartiles(num_seeds, title, figures):
-    """And a tick has its whole number: what all have in common would stand over the title of the panel."""
+    """A tick has its whole number: a common part of all ticks would stand over the title of the panel."""
     values = 1 + 1e-6 * np.linspace(0, 1, 20) * np.ones((num_seeds, 1))
     plot_metrics(None, {"eta": (STEPS, values)}, "title")
     assert figures[0].get_suptitle() == title

@@ -231,7 +231,7 @@ def scale_rewards_loop(reward, done, gamma):
 
 
 def reference_batch(config, params, state, record, iteration):
-    """What the updates of an iteration learn from: the record of the environments and the State before it."""
+    """The data of an iteration's updates: the record of the environments and the State before it."""
     rows = slice(iteration * config.num_steps, (iteration + 1) * config.num_steps)
     history = jax.tree.map(lambda x: np.moveaxis(np.asarray(x), 0, 1)[: rows.stop], record.replace(count=record.obs))
     done = history.terminated | history.truncated

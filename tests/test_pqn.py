@@ -105,8 +105,8 @@ def trained():
 
 @pytest.mark.slow
 def test_values():
-    """Of scaled rewards: constant, dependent on the observation, discounted where it comes one step later, and of the
-    action that pays. Reward 1 on every step: 10 where only a limit cuts. Where the same limit is an end, or both, the
+    """Rewards are scaled: constant, dependent on the observation, one step later (discounted), and of the action that
+    pays. Reward 1 on every step is worth 10 where only a limit cuts. Where the same limit is an end, or both, the
     room does not show the time, and its value is less than half of that."""
     algorithm, state, _ = trained()
     values = np.asarray(jax.vmap(algorithm.value, in_axes=(0, None))(state, probes.OBSERVATIONS)) / 2.0

@@ -123,7 +123,7 @@ def reach_environment(script, config, monkeypatch):
 
 @pytest.mark.parametrize("script", PRESETS)
 def test_every_preset_passes_the_checks_of_make(script, monkeypatch):
-    """Of every name: values, and numbers that must divide each other; no environment is made."""
+    """Checks every name: values, and numbers that must divide each other; no environment is made."""
     by_name = read_presets(importlib.import_module(script).Config)
     for presets in by_name.values():
         for config in presets.values():

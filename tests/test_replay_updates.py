@@ -86,21 +86,21 @@ pytestmark = pytest.mark.usefixtures("rank_promotion")
 
 
 def newest(buffer, rows, n_step=1, num_envs=1, gamma=1.0):
-    """In place of the rows that were drawn, those written last, backwards, with a discount for each that tells with
-    what windows were asked for."""
+    """Replaces `read_windows`: the rows written last, backwards, with a discount for each that tells which windows were
+    asked for."""
     batch = read(buffer, (buffer.count - 1 - jnp.arange(rows.size).reshape(rows.shape)) % buffer.capacity)
     discount = gamma * jnp.cos(batch.reward + n_step + 7 * num_envs) ** 2
     return batch.replace(discount=discount)
 
 
 def known_noise(key, shape=(), dtype=jnp.float32):
-    """In place of normal noise: numbers between -1.5 and 1.5."""
+    """Replaces normal noise by known numbers between -1.5 and 1.5."""
     del key
     return jnp.asarray(1.5 * np.sin(2.4 * np.arange(np.prod(shape, dtype=int)) + 0.3), dtype).reshape(shape)
 
 
 def noise_of(config, *shape):
-    """That of each update of an iteration's one cycle, [num_updates, *shape, batch_size, 2]."""
+    """Noise of each update of an iteration's one cycle, [num_updates, *shape, batch_size, 2]."""
     num_updates = config.gradient_steps // getattr(config, "policy_delay", 1)
     return np.asarray(known_noise(None, (num_updates, *shape, config.batch_size, 2)), np.float64)
 
@@ -370,7 +370,7 @@ REFERENCES = {
 
 
 def batches_of(config, state):
-    """What `newest` returns in the one cycle of an iteration, normalised as the networks see it."""
+    """The batches that `newest` returns in the one cycle of an iteration, normalised as the networks see them."""
     shape = (config.gradient_steps, config.batch_size)
     batch = jax.tree.map(
         np.asarray, newest(state.buffer, np.zeros(shape, int), config.n_step, config.num_envs, config.gamma)

@@ -73,7 +73,7 @@ def test_continuous_actions_find_their_targets():
 
 @pytest.mark.slow
 def test_the_bound_keeps_the_policy_near_the_old_one():
-    """And eta is learned: it grows while the KL is above the bound, and never falls below its start. The control has a
+    """Eta is learned, too: it grows while the KL is above the bound, and never falls below its start. The control has a
     bound that is never reached."""
     config = config_of("Probe-Targets", value_min=-3.0, value_max=1.0, learning_rate=0.03, eta=1.0)
     train = lambda bound, key: reppo.make_train(replace(config, kl_bound=bound))(key)[1]

@@ -172,7 +172,7 @@ def test_stopped_before_a_checkpoint_a_run_is_evaluated_again(evaluations, undis
 
 @pytest.mark.parametrize("is_late", [True, False])
 def test_a_run_says_when_it_waits_for_the_evaluation_program(is_late, monkeypatch):
-    """And only when it waits. Here the program is late until the run asks for it, or there before."""
+    """It says so only when it waits. Here the program is late until the run asks for it, or there before."""
     is_asked, programs = threading.Event(), runner.devices.programs.Programs
     compile_evaluation, evaluate = programs._compile_evaluation, programs.evaluate
 

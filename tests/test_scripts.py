@@ -1,4 +1,4 @@
-"""What every script promises, whatever its algorithm: seeds, sweeps, metrics, act and value, debug modes, bad input."""
+"""The promises of every script, whatever its algorithm: seeds, sweeps, metrics, act, value, debug modes, bad input."""
 
 import contextlib
 import dataclasses
@@ -149,7 +149,7 @@ def run(config, keys):
 
 @cache
 def run_of(config):
-    """That of all SEEDS, kept."""
+    """The State and metrics of all SEEDS, computed once."""
     return run(config, SEEDS)
 
 
@@ -189,7 +189,7 @@ def test_config_is_frozen_and_has_defaults(script):
 
 @pytest.mark.parametrize("script", [name for name in ENVS if hasattr(importlib.import_module(name), "Params")])
 def test_a_copy_of_a_script_has_parameters_of_its_own(script, tmp_path):
-    """Where they compare equal, what optax compiled for one can give the other parameters of the wrong class.
+    """If they compared equal, optax's program for one could give the other parameters of the wrong class.
 
     That happens in a few processes of a hundred, as it depends on where the classes lie in memory.
     """
@@ -462,7 +462,7 @@ def exempt_optimizer(monkeypatch, name):
 
 @pytest.fixture
 def exempt_dependencies(monkeypatch):
-    """What fails in other people's code: under strict dtype or rank promotion nothing would run otherwise."""
+    """Exempt other people's code, in which nothing would run under strict dtype or rank promotion."""
     # distrax/_src/distributions/distribution.py:78 and normal.py:88: a sample axis of 1 against none
     exempt(monkeypatch, distrax.Distribution, "sample_and_log_prob")
     exempt(monkeypatch, distrax.Distribution, "sample")

@@ -123,7 +123,7 @@ def test_a_signal_during_compilation(script, undisturbed, monkeypatch, number):
 
 @one
 def test_a_closed_terminal_leaves_a_run_that_ignores_it(script, monkeypatch):
-    """As under nohup."""
+    """nohup starts a run like this."""
 
     def compile_segment(*args):
         signal.raise_signal(signal.SIGHUP)

@@ -111,7 +111,7 @@ def test_the_interval_is_of_the_iqm_and_not_of_the_mean():
 
 
 def test_many_seeds_have_the_interval_that_scipy_gives():
-    """To the noise of the resamples."""
+    """They are equal to the noise of the resamples."""
     x = np.random.default_rng(0).normal(size=(MANY, 5)) ** 3
     low, high = confidence_interval(x)
     expected = bootstrap_interval([x.T], iqm)
@@ -284,7 +284,7 @@ def test_final_return_worked_by_hand():
 
 
 def gap(training, greedy, steps=range(0, 110, 10)):
-    """What `find_greedy_gap` finds where the training return, [n], and the evaluations, [num_seeds, n], are these."""
+    """`find_greedy_gap` of this training return [n] and these evaluations [num_seeds, n]."""
     training, greedy = np.array(training, float), np.array(greedy, float)
     curve = learning_curve(np.arange(len(training)), training[None], np.ones((1, len(training)), int))
     return find_greedy_gap(curve, np.array(steps)[-greedy.shape[1] :], greedy)

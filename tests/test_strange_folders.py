@@ -85,7 +85,7 @@ def resume(run):
 
 
 def open_in_all_ways(run):
-    """What each command says."""
+    """The results of all commands that open a folder."""
     with mock.patch.object(export, "make_model", return_value=Model(b"", {}, False)):  # seconds, of arrays alone
         exported = capture(export.main, "export", str(run))
     return [
@@ -97,7 +97,7 @@ def open_in_all_ways(run):
 
 
 def assert_clean(results):
-    """What was printed steers no terminal, and an error is one line."""
+    """Assert that the output steers no terminal, and that an error is one line."""
     for result in results:
         text = result.stdout + result.stderr
         assert all(x.isprintable() for x in text.replace("\n", "")), text

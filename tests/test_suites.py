@@ -189,7 +189,7 @@ def test_physics_that_is_no_longer_finite_ends_the_episode(suite, monkeypatch):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("what", ["obs", "reward"])
 def test_the_guard_changes_only_numbers_that_are_not_finite(what, bad):
-    """Also a metric of the step that failed: its mean over episodes would say that the trial has diverged."""
+    """It also changes a metric of the step that failed: its mean over episodes would say that the trial diverged."""
     obs, reward, metrics = jnp.array([1.0, 2.0]), jnp.float32(3), {"speed": jnp.float32(4), "count": jnp.int32(5)}
     told = guard_physics(obs, reward, jnp.bool_(False), metrics)
     jax.tree.map(np.testing.assert_array_equal, told, (obs, reward, False, metrics | {"physics_failed": False}))

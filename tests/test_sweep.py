@@ -142,7 +142,7 @@ def test_what_cannot_be_swept_is_refused(sweeps, num_samples, message):
     ],
 )
 def test_a_value_that_a_sweep_has_twice_is_refused(sweep, num_samples, value):
-    """Also two values that are equal as float32, in which trials are trained."""
+    """Trials are trained in float32: two values that are equal as such are refused too."""
     axes = read_axes([sweep], num_samples, Config())
     with pytest.raises(ValueError, match=rf"--sweep \w+ has {value}\d* more than once"):
         check_distinct(axes)
@@ -309,7 +309,7 @@ def test_a_sweep_without_evaluation_is_ranked_by_training_return():
 @pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 def test_a_tie_is_said_also_of_a_run_that_has_a_value_twice(monkeypatch):
-    """As runs of earlier versions may, which are resumed all the same."""
+    """Runs of earlier versions may have one, and are resumed all the same."""
     with monkeypatch.context() as patch:
         patch.setattr(runner.main, "check_distinct", lambda axes: None)
         result = call("ppo", *small_run("ppo", name="tied"), "--sweep", "learning-rate=1e-3,1e-3")

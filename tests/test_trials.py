@@ -47,7 +47,7 @@ pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.slow]
 
 
 def assert_same_beginning(a, b):
-    """The same trials in the same places; the same numbers to rounding in the first iterations."""
+    """Assert that two runs have the same trials in the same places, and to rounding the same first iterations."""
     assert a.keys() == b.keys()
     for name, x in a.items():
         assert (x.shape, x.dtype) == (b[name].shape, b[name].dtype)
@@ -103,7 +103,7 @@ class Counter:
 
 @pytest.mark.parametrize(("num_trials", "num_devices"), [(1, 1), (2, 2), (9, 1), (17, 2), (33, 1), (64, 2)])
 def test_every_trial_has_its_own_setting_state_and_records(num_trials, num_devices):
-    """However many trials are trained together, and whatever is padded."""
+    """It holds for any number of trials trained together, with any padding."""
     trials = make_placement(num_trials, num_devices)
     assert num_trials <= trials.num_padded < num_trials + trials.num_groups * trials.sharding.num_devices
     amount = np.arange(1, num_trials + 1, dtype=np.float32)
@@ -120,7 +120,7 @@ def test_every_trial_has_its_own_setting_state_and_records(num_trials, num_devic
 
 @pytest.mark.parametrize(("num_trials", "num_calls"), [(1, 0), (2, 6)])
 def test_a_single_trial_has_no_axis_for_which_xla_has_slower_programs(num_trials, num_calls):
-    """Where there is one, a `cond` is a select and calls what no trial needs."""
+    """With an axis, a `cond` becomes a select and calls what no trial needs."""
     calls = []
 
     class Branch(Counter):
@@ -191,7 +191,7 @@ def test_the_number_of_devices_can_be_limited():
 
 
 def test_a_trial_on_two_devices_learns_as_on_one():
-    """The same State and metrics to rounding after an iteration, for half of the arithmetic on each device."""
+    """After an iteration State and metrics are equal to rounding, and each device did half of the arithmetic."""
     import ppo
 
     if jax.local_device_count() < 2:
@@ -215,7 +215,7 @@ def test_a_trial_on_two_devices_learns_as_on_one():
 
 
 def test_statistics_are_whole_on_each_device_of_a_trial():
-    """Also with as many features as environments."""
+    """It holds with as many features as environments, too."""
     import ppo
 
     if jax.local_device_count() < 2:
@@ -234,7 +234,7 @@ def draw_from_buffer(key, batch_size):
 
 @pytest.mark.parametrize("draw", [draw_from_buffer, lambda key, size: shuffle_epochs(key, 2, 2 * size, size)])
 def test_devices_of_a_trial_split_the_rows_of_minibatches(draw):
-    """The same rows as on one device; an odd number stays whole."""
+    """The rows are those of one device; an odd number stays whole."""
     if jax.local_device_count() < 2:
         pytest.skip("one device cannot share a trial")
     draw, key = jax.jit(draw, static_argnums=1), jax.random.key(0)
@@ -629,6 +629,6 @@ def test_bad_flags(words, message):
 
 
 def test_no_cluster_tells_the_coordinator(folder):
-    """In a process of its own: JAX connects once in a process."""
+    """This needs a process of its own: JAX connects once in a process."""
     result = execute(path_of("ppo"), *small_run("ppo"), *flags(coordinator="auto"), cwd=folder)
     assert_refused(result, "--coordinator auto: coordinator_address should be defined")

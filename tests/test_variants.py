@@ -393,7 +393,7 @@ SOFT = sac_discrete.Config(
 
 
 def soft(i):
-    """Of a temperature: the probability of action 1 in each room, and the value, [num_seeds, 5] each."""
+    """The probability of action 1 in each room, and the value, [num_seeds, 5] each, at a temperature."""
     algorithm, state, _ = trained(sac_discrete, SOFT, tuple((("alpha", alpha),) for alpha in ALPHAS))
     state, obs = jax.tree.map(lambda x: x[i], state), jnp.eye(len(ROOMS))
     torso = partial(sac_discrete.Torso, SOFT.hidden_sizes, SOFT.activation, SOFT.layer_norm)

@@ -26,7 +26,7 @@ ALONE = {"WANDB_API_KEY": None, "WANDB_MODE": None, "https_proxy": "http://127.0
 
 
 def wandb_runs(directory):
-    """What each offline run below a folder holds, as bytes; the names and values stand in it as they are."""
+    """The bytes of each offline run below a folder; names and values stand in them as they are."""
     return sorted(unframed(path.read_bytes()) for path in directory.glob("wandb/offline-run-*/run-*.wandb"))
 
 

@@ -132,7 +132,7 @@ def _describe_missing(module: Any, error: ModuleNotFoundError) -> str:
 
 
 def find_maker(name: str) -> Any:
-    """What makes the environment of this name: another object if it has been registered or its suite loaded anew."""
+    """The factory of the environment of this name; registering it or loading its suite again makes another one."""
     suite, slash, env = name.partition(":")[0].rpartition("/")
     try:
         module, _ = import_suite(suite if slash else "gymnax")
@@ -202,7 +202,7 @@ def guard_physics(
 
 
 def write_gif(frames: Iterable[Any], path: str, milliseconds: int = 100) -> None:
-    """Write images [height, width, 3] as an animation, small ones enlarged; each is shown for so many milliseconds."""
+    """Write images [height, width, 3] as an animation, small ones enlarged, each shown for `milliseconds`."""
     from PIL import Image
 
     def convert(frame):

@@ -16,7 +16,7 @@ REQUIREMENT = "pgx==2.6.0"
 
 
 def names() -> list[str]:
-    """Its games for one player."""
+    """The games of pgx for one player."""
     import pgx
 
     return [name for name in pgx.available_envs() if name.startswith("minatar-") or name == "2048"]

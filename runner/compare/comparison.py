@@ -40,7 +40,7 @@ class Method:
     metrics: dict[str, np.ndarray]  # STEPS [n], RETURNS [num_seeds, n], TRIALS [num_seeds]
     label: str = ""
     is_evaluated: bool = True  # scored by its evaluation, else by its training return
-    num_runs: int = 1  # whose seeds these are
+    num_runs: int = 1  # runs that the seeds come from
 
     @property
     def has_evaluation(self) -> bool:

@@ -74,7 +74,7 @@ def plot_comparison(
 
 
 def wrap(text: str, room: float, first: str = "") -> str:
-    """A text in lines that fit into so many inches, broken at `first` before it is broken at other spaces."""
+    """Break a text into lines of `room` inches, at `first` before other spaces."""
     width = int(room / CHARACTER)
     parts = text.replace(first, f"\n{first.lstrip()}", 1).split("\n") if first and len(text) > width else [text]
     return plain("\n".join(textwrap.fill(part, width) for part in parts))

@@ -201,7 +201,7 @@ def barrier(name: str) -> list[int]:
 
 
 def absence_hint(absent: list[int], directory: Path) -> str:
-    """What to say of processes that have died or ended before."""
+    """Say which processes have died or ended too early, and how to continue."""
     who = "process " + ", ".join(map(str, absent))
     return f"{who} ended too early; what the others trained is saved, continue with {resume_flag(directory)}"
 

@@ -1,4 +1,4 @@
-"""What delays the start of a command: imports that it can do without, and programs that were compiled before."""
+"""A fast start of commands: fewer imports, and compiled programs that are kept."""
 
 import hashlib
 import importlib
@@ -32,7 +32,7 @@ def import_gymnax() -> None:
     try:
         import gymnax  # noqa: F401
     finally:
-        for name, standin in standins.items():  # whoever else imports these libraries gets them
+        for name, standin in standins.items():  # later imports get the real libraries
             if sys.modules.get(name) is standin:
                 del sys.modules[name]
 

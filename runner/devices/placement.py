@@ -127,8 +127,8 @@ def make_placement(num_trials: int, num_devices: int, devices_per_trial: int = 1
 
 
 def strip_weak_types(tree: Any) -> Any:
-    """The same arrays without weak types, which some environments start with. A checkpoint has none, so the program
-    would be compiled twice."""
+    """Remove weak types, which some environments start with: a checkpoint has none, so the program would be compiled
+    twice."""
     return jax.tree.map(lambda x: x.astype(x.dtype) if getattr(x, "weak_type", False) else x, tree)
 
 

@@ -133,7 +133,7 @@ def make_model(policy: Policy, origin: dict[str, Any]) -> Model:
 
 
 def _metadata(policy: Policy) -> dict[str, Any]:
-    """What a program that uses the model must know."""
+    """Metadata for programs that use the model: its actions, and the memory where an episode begins."""
     space = policy.env.action_space
     if hasattr(space, "n"):
         actions, told = {"n": int(space.n)}, "greedy, counted from 0"

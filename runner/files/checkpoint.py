@@ -152,7 +152,7 @@ def _fits(tree: Any, rows: dict[str, Any], content: dict[str, Any], trial: int |
     """Whether arrays of a file are the leaves of this part of a State, in their shapes and types.
 
     Args:
-        trial: the tree is that of one trial, of which the file must have so many and one more; None: it has all trials.
+        trial: the tree is that of one trial, which the file must have; None: the tree has all trials.
     """
     leaves, shapes = named_leaves(tree), {name: x.get_shape() for name, x in rows.items()}
     expected = {name: ([*x.shape], NAMES[x.dtype.name]) for name, x in jax.tree.map(_data_of, leaves).items()}
@@ -192,7 +192,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _read_content(metadata: dict[str, str]) -> dict[str, Any]:
-    """What `save` has written into the metadata. Raises ValueError or LookupError if it is anything else."""
+    """Read the metadata that `save` writes. Raises ValueError or LookupError if they are anything else."""
     if str(zlib.crc32(metadata["content"].encode())) != metadata["checksum"]:
         raise ValueError("its metadata do not match their checksum")
     try:
@@ -247,7 +247,7 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def _data_of(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """What the file has of an abstract array: of keys their numbers."""
+    """The abstract array that the file holds in place of this one: the numbers of keys."""
     return jax.eval_shape(jax.random.key_data, x).update(sharding=x.sharding) if is_key(x) else x
 
 

@@ -116,7 +116,7 @@ def trials_of_checkpoints(
 def _find_script(record: Record) -> Any:
     """The module of the script of a run: the one that was imported from the recorded file, or this checkout's.
 
-    The recorded file itself is not run: the run may be somebody else's. Raises ValueError if there is neither.
+    The recorded file itself is not run: the run may come from another user. Raises ValueError if there is neither.
     """
     recorded = Path(record.script)
     if recorded.suffix != ".py":

@@ -53,13 +53,13 @@ def locked_folder(algorithm: str, env: str, options: Options) -> Iterator[Path]:
 
 
 def discard(directory: Path) -> None:
-    """Remove the record of a run that cannot begin; its folder goes with the claim."""
-    if jax.process_index() == 0:  # which holds the claim for all
+    """Remove the record of a run that cannot begin; the end of the lock removes its empty folder."""
+    if jax.process_index() == 0:  # which holds the lock for all
         (directory / RECORD).unlink(missing_ok=True)
 
 
 def resume_hint(directory: Path) -> str:
-    """What a run has left that could not be saved, and how it goes on."""
+    """Say what a run that could not be saved has left, and how to continue it."""
     if not (directory / RECORD).exists():
         return "nothing was saved before"
     if not any(directory.rglob(CHECKPOINT)):
@@ -68,7 +68,7 @@ def resume_hint(directory: Path) -> str:
 
 
 def out_of_memory_hint(directory: Path, options: Options) -> str:
-    """What helps a run for which the memory does not suffice. That of a new one which has saved nothing is removed."""
+    """Say what helps a run that ran out of memory. Removes the record of a new run that has saved nothing."""
     if options.resume or any(directory.rglob(CHECKPOINT)):
         return f"continue it on a machine with more memory, with {resume_flag(directory)}"
     discard(directory)

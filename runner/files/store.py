@@ -30,7 +30,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """A path to write to; it becomes `path` when the block ends. After a kill `path` is the old file or the new one.
 
     All that a run, a report or a drawing writes is written here. The temporary file is a new one: a leftover of its
-    name is removed, and a link of that name, in a folder of somebody else, is not followed. Neither is `path`.
+    name is removed, and a link of that name, in a folder of another user, is not followed. Neither is `path`.
     """
     temporary = path.with_name(f".new-{path.name}")  # with the ending, by which libraries choose the format
     try:

@@ -41,7 +41,7 @@ def plain(text: str) -> str:
 
 
 def marked(index: int, num_points: int) -> dict[str, Any]:
-    """Colour, line style and markers of a line of so many points, whose markers are beside those of other lines."""
+    """Colour, line style and markers of a line with `num_points` points; markers of different lines do not coincide."""
     step = max(1, num_points // NUM_MARKERS)
     line = {"color": COLORS[index], "linestyle": STYLES[index], "marker": MARKERS[index], "markersize": MARKER_SIZE}
     return line | {"markevery": (index * step // len(COLORS), step)}

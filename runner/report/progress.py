@@ -55,7 +55,7 @@ def latest_return(metrics: dict[str, np.ndarray]) -> float:
 
 @contextlib.contextmanager
 def ignore_write_errors() -> Iterator[None]:
-    """Go on without stdout or stderr when nobody reads it any longer, and say once on stderr that stdout is lost."""
+    """Go on where stdout or stderr can no longer be written, and say once on stderr that stdout is lost."""
     stderr = IgnoreWriteErrors(sys.stderr)
     stdout = IgnoreWriteErrors(sys.stdout, notices=stderr)
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
@@ -67,7 +67,7 @@ def ignore_write_errors() -> Iterator[None]:
 
 
 class IgnoreWriteErrors:
-    """A stream that an error does not end: a closed pipe, a closed terminal, a full disk. What follows goes nowhere."""
+    """A stream on which a closed pipe or terminal or a full disk is no error; the rest of the output is dropped."""
 
     def __init__(self, stream: IO[str] | None, notices: Any = None):
         self.stream = stream or open(os.devnull, "w")  # noqa: SIM115, a process may begin without stdout or stderr
@@ -77,11 +77,11 @@ class IgnoreWriteErrors:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
-        """Write, or begin to write nowhere."""
+        """Write, or drop the text from the first error on."""
         return self._attempt(self.stream.write, text)
 
     def flush(self) -> None:
-        """Flush, or begin to write nowhere."""
+        """Flush, or drop the text from the first error on."""
         self._attempt(self.stream.flush)
 
     def _attempt(self, method: Any, *args: str) -> Any:
