@@ -58,11 +58,6 @@ class Experiment:
         return self.num_settings * self.options.num_seeds
 
     @property
-    def noun(self) -> str:
-        """The word for trials in messages: without a sweep they are seeds."""
-        return "trials" if self.settings else "seeds"
-
-    @property
     def trial_seeds(self) -> np.ndarray:
         """Seed of each trial, uint32 [num_trials]."""
         seeds = np.arange(self.options.seed, self.options.seed + self.options.num_seeds)
@@ -187,51 +182,50 @@ class Result(NamedTuple):
 
 
 def join_results(results: list[Result]) -> Result:
-    """Concatenate the trials of all parts. A score or an evaluation that a part lacks is left out."""
-
-    def join(trees: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        names = [key for key in trees[0] if all(key in tree for tree in trees)]
-        return {key: np.concatenate([tree[key] for tree in trees]) for key in names}
-
-    evaluations = [dict(result.evaluations) for result in results]
-    env_steps = [x.pop(EVAL_STEPS, np.empty(0, np.int64)) for x in evaluations]
-    common = reduce(np.intersect1d, env_steps)
-    shown = [
-        {name: x[:, np.isin(steps, common)] for name, x in tree.items()}
-        for steps, tree in zip(env_steps, evaluations, strict=True)
-    ]
-    joined = {EVAL_STEPS: common} | join(shown) if len(common) else {}
-    num_iterations = np.concatenate([x.num_iterations for x in results])
-    return Result(join([x.metrics for x in results]), joined, join([x.scores for x in results]), num_iterations)
+    """Join parts that follow each other. A score or an evaluation that a part lacks is left out."""
+    stops = np.cumsum([len(x.num_iterations) for x in results])
+    env_steps = reduce(np.intersect1d, map(_evaluated, results))
+    return _join(results, np.split(np.arange(stops[-1]), stops[:-1]), env_steps)
 
 
 def join_rungs(experiment: Experiment, rungs: list[Rung], results: list[Result]) -> Result:
-    """The results of all trials of a sweep that was halved, each from the last rung in which it was trained."""
+    """Join the rungs of a sweep that was halved: each trial has the results of the last rung that trained it."""
     left = [rung.settings != following.settings for rung, following in itertools.pairwise(rungs)]  # by some setting
     rungs, results = ([x for x, is_left in zip(y, [*left, True], strict=True) if is_left] for y in (rungs, results))
-    rows = [experiment.trials_at(rung.settings) for rung in rungs]
+    return _join(results, [experiment.trials_at(rung.settings) for rung in rungs], _evaluated(results[-1]))
 
-    def join(trees: list[dict[str, np.ndarray]], columns: list[np.ndarray]) -> dict[str, np.ndarray]:
-        """Arrays [trials of the rung, n] -> [num_trials, columns of the last rung]; `columns`: those of each tree."""
+
+def _evaluated(result: Result) -> np.ndarray:
+    return result.evaluations.get(EVAL_STEPS, np.empty(0, int))
+
+
+def _join(results: list[Result], trials: list[np.ndarray], env_steps: np.ndarray) -> Result:
+    """Write the results of these trials over each other, with the evaluations at `env_steps`. What a trial
+    lacks is NaN, or 0 if it is an integer; names that one of the results lacks are left out."""
+    num_trials = 1 + max(int(x.max()) for x in trials)
+
+    def join(trees, columns, shown):  # arrays [trials of the result, columns of the result]
         joined = {}
         for name, last in trees[-1].items():
             if all(name in tree for tree in trees):
                 empty = np.nan if np.issubdtype(last.dtype, np.floating) else 0
-                joined[name] = np.full((experiment.num_trials, last.shape[1]), empty, last.dtype)
-                for trials, tree, places in zip(rows, trees, columns, strict=True):
-                    shown = np.isin(places, columns[-1])
-                    joined[name][np.ix_(trials, np.searchsorted(columns[-1], places[shown]))] = tree[name][:, shown]
+                joined[name] = np.full((num_trials, len(shown)), empty, last.dtype)
+                for rows, tree, places in zip(trials, trees, columns, strict=True):
+                    kept = np.isin(places, shown)
+                    joined[name][np.ix_(rows, np.searchsorted(shown, places[kept]))] = tree[name][:, kept]
         return joined
 
-    metrics = join([x.metrics for x in results], [np.arange(rung.stop) for rung in rungs])
-    evaluations = [dict(x.evaluations) for x in results]
-    env_steps = [x.pop(EVAL_STEPS, np.empty(0, int)) for x in evaluations]
-    joined = join(evaluations, env_steps)
-    evaluations = {EVAL_STEPS: env_steps[-1]} | joined if joined else {}
-    once = [np.zeros(1, int)] * len(rungs)
-    scores = join([{name: x[:, None] for name, x in result.scores.items()} for result in results], once)
-    num_iterations = join([{"": result.num_iterations[:, None]} for result in results], once)[""][:, 0]
-    return Result(metrics, evaluations, {name: x[:, 0] for name, x in scores.items()}, num_iterations)
+    def join_numbers(trees):
+        joined = join([{name: x[:, None] for name, x in tree.items()} for tree in trees], [one] * len(trees), one)
+        return {name: x[:, 0] for name, x in joined.items()}
+
+    one, lengths = np.zeros(1, int), [int(x.num_iterations.max()) for x in results]
+    metrics = join([x.metrics for x in results], list(map(np.arange, lengths)), np.arange(lengths[-1]))
+    curves = [{name: y for name, y in x.evaluations.items() if name != EVAL_STEPS} for x in results]
+    joined = join(curves, list(map(_evaluated, results)), env_steps)
+    evaluations = {EVAL_STEPS: env_steps} | joined if joined and len(env_steps) else {}
+    num_iterations = join_numbers([{"": x.num_iterations} for x in results])[""]
+    return Result(metrics, evaluations, join_numbers([x.scores for x in results]), num_iterations)
 
 
 def append_evaluation(

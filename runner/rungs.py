@@ -109,7 +109,7 @@ class Run:
         name = f"trials_per_batch of rung {len(self.rungs)}"
         programs, parts = divide_trials(make_programs, trials, rung.parts, most, name)
         self.rungs[-1] = rung._replace(parts=parts)
-        self.timing.compiling += programs.compile_seconds
+        self.timing.seconds["compile"] += programs.compile_seconds
         inputs = programs, self.log, self.stop, self.timing
         self.trainer = Trainer(trials, self.rungs[-1], self.rung_folder(-1), *inputs)
 
@@ -151,7 +151,10 @@ class Run:
             return progress
         folder.mkdir(parents=True, exist_ok=True)
         self.write_record()
-        return self.promote(part) if len(self.rungs) > 1 else self.trainer.begin(part)
+        if len(self.rungs) > 1:
+            return self.promote(part)
+        programs = self.trainer.programs
+        return Progress(0, programs.init.result()(*programs.inputs(part)), {}, {})
 
     def promote(self, part: Part) -> Progress:
         """A part of a rung starts from where its trials were at the end of the rung before."""

@@ -46,10 +46,6 @@ class Trainer:
         """The folder of the checkpoint and the metrics of a part."""
         return store.part_folder(self.directory, self.rung.parts, part)
 
-    def begin(self, part: Part) -> Progress:
-        """A part starts from a fresh State."""
-        return Progress(0, self.programs.init.result()(*self.programs.inputs(part)), {}, {})
-
     def resume(self, part: Part, iteration: int) -> Progress:
         """A part goes on from its checkpoint, which was written after this many iterations."""
         folder, abstract_state = self.folder_of(part), self.programs.abstract_state
@@ -85,7 +81,8 @@ class Trainer:
                 state, records = self.programs.segment(settings, progress.state, np.int32(start), np.int32(end))
                 records = {name: np.asarray(x)[: part.num_trials, : end - start] for name, x in records.items()}
                 elapsed = time.perf_counter() - started
-                self.timing.add_training(elapsed, (config.env_steps(end) - config.env_steps(start)) * part.num_trials)
+                self.timing.seconds["training"] += elapsed
+                self.timing.env_steps += (config.env_steps(end) - config.env_steps(start)) * part.num_trials
                 length = int(np.clip((end - start) / elapsed * seconds, 1, self.programs.capacity))
                 progress = Progress(end, state, append_metrics(progress.metrics, records), progress.evaluations)
                 is_healthy = self.programs.is_healthy(part, state)
@@ -118,7 +115,7 @@ class Trainer:
     def evaluate(self, part: Part, progress: Progress) -> dict[str, np.ndarray]:
         """Scores of the trials, [num_trials] each; empty, with a warning, if the memory does not suffice."""
         try:
-            with self.timing.measure("evaluating"):
+            with self.timing.measure("evaluation"):
                 return self.programs.evaluate(part, progress.state, progress.iteration)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):

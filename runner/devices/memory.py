@@ -75,41 +75,27 @@ def describe_state(abstract_state: Any, num_devices: int) -> str:
 
 
 def check_memory(env: Environment, config: Any, options: Options, num_trials: int, abstract_state: Any) -> None:
-    """Check what can be known before compiling.
-
-    Args:
-        abstract_state: of one trial.
+    """Check what can be known before compiling; `abstract_state`: of one trial.
 
     Raises:
-        ValueError: the State of a batch of trials, all metrics, or the evaluation of a trial does not fit.
+        ValueError: the State of one batch of trials (with auto: of one trial), the metrics of all trials, which this
+            host joins and writes, or the evaluation episodes of one trial, which run side by side, do not fit.
     """
-    check_state(options, num_trials, num_bytes(abstract_state))
-    check_results(num_trials, config.num_iterations * RECORD_BYTES)
-    check_evaluation(env, options)
-
-
-def check_state(options: Options, num_trials: int, trial_bytes: int) -> None:
-    """Raise ValueError if the State of one batch of trials (with auto: of one trial) does not fit."""
-    available = available_bytes(options.devices or jax.local_device_count())
-    is_auto = options.trials_per_batch == "auto"
-    least = 1 if is_auto else min(int(options.trials_per_batch), -(-num_trials // jax.process_count()))
+    available, trial_bytes = available_bytes(options.devices or jax.local_device_count()), num_bytes(abstract_state)
+    batch = 1 if options.trials_per_batch == "auto" else int(options.trials_per_batch)
+    least = min(batch, -(-num_trials // jax.process_count()))
     if least * trial_bytes > available:
         trials, taken = describe_trials(least), format_bytes(least * trial_bytes)
         raise ValueError(f"the state of {trials} takes {taken} and the memory is {format_bytes(available)}; {SMALLER}")
 
-
-def check_results(num_trials: int, trial_bytes: int) -> None:
-    """Raise ValueError if the metrics of all trials do not fit the memory of this host, which joins and writes them."""
-    most = host_bytes() // (3 * trial_bytes)  # joining copies them, writing may do so once more
+    metric_bytes = config.num_iterations * RECORD_BYTES
+    most = host_bytes() // (3 * metric_bytes)  # joining copies them, writing may do so once more
     if num_trials > most:
         raise ValueError(
-            f"the metrics of {describe_trials(num_trials)} take about {format_bytes(num_trials * trial_bytes)}; "
+            f"the metrics of {describe_trials(num_trials)} take about {format_bytes(num_trials * metric_bytes)}; "
             f"at most {most:,} trials fit in {format_bytes(host_bytes())} of memory"
         )
 
-
-def check_evaluation(env: Environment, options: Options) -> None:
-    """Raise ValueError if the evaluation episodes of one trial do not fit: their environments run side by side."""
     keys = jax.eval_shape(jax.vmap(jax.random.key), jax.ShapeDtypeStruct((1,), "uint32"))
     most = available_bytes(1) // (2 * num_bytes(jax.eval_shape(env.reset, keys)))
     if options.eval_episodes > most:

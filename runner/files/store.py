@@ -57,7 +57,8 @@ def attempt(write: Callable, path: Path, *content: Any) -> bool:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write JSON; NaN, which JSON does not have, becomes null."""
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(_without_nan(content), indent=2) + "\n")
+        finite = _map_json(lambda x: None if isinstance(x, float) and not math.isfinite(x) else x, content)
+        temporary.write_text(json.dumps(finite, indent=2) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -71,7 +72,7 @@ def read_json(path: Path) -> Any:
     if path.stat().st_size > MAX_JSON:
         raise ValueError(f"it has more than {MAX_JSON:,} bytes")
     try:
-        return _clean(json.loads(path.read_text()))
+        return _map_json(lambda x: printable(x) if isinstance(x, str) else x, json.loads(path.read_text()))
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
 
@@ -82,20 +83,11 @@ def check_file(path: Path) -> None:
         raise ValueError("it is no file")
 
 
-def _clean(x: Any) -> Any:
+def _map_json(convert: Callable, x: Any) -> Any:
+    """Apply a function to each key and each value of JSON."""
     if isinstance(x, dict):
-        return {printable(key): _clean(value) for key, value in x.items()}
-    if isinstance(x, list):
-        return [_clean(value) for value in x]
-    return printable(x) if isinstance(x, str) else x
-
-
-def _without_nan(x: Any) -> Any:
-    if isinstance(x, dict):
-        return {key: _without_nan(value) for key, value in x.items()}
-    if isinstance(x, list | tuple):
-        return [_without_nan(value) for value in x]
-    return None if isinstance(x, float) and not math.isfinite(x) else x
+        return {convert(key): _map_json(convert, value) for key, value in x.items()}
+    return [_map_json(convert, value) for value in x] if isinstance(x, list | tuple) else convert(x)
 
 
 def part_folder(directory: Path, parts: list[Part], part: Part) -> Path:

@@ -1,4 +1,4 @@
-"""Learning curves and sweeps as pictures."""
+"""Learning curves and sweeps as pictures. The functions that write one raise OSError where they cannot."""
 
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,6 @@ def plot_curve(path: Path, curves: dict[str, Curve], title: str, policy: str = "
         curves: `training` and, if there is one, `evaluation`, which is then shown instead; the IQM of the training
             return is a thin line beside it.
         policy: how the evaluation chose actions.
-
-    Raises OSError if `path` cannot be written.
     """
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
@@ -93,8 +91,6 @@ def plot_curves(
         curves: `training` and, if there is one, `evaluation`, one curve for each setting.
         ranking: the settings, best first.
         policy: how the evaluation chose actions.
-
-    Raises OSError if `path` cannot be written.
     """
     figure = Figure(figsize=(7, 5.4), layout="constrained")
     axes = figure.add_subplot()
@@ -120,8 +116,6 @@ def plot_metrics(path: Path, metrics: dict[str, tuple[np.ndarray, np.ndarray]], 
     Args:
         metrics: name -> env steps [n] and values [num_seeds, n]; a point that some seeds lack (NaN) is drawn from the
             others.
-
-    Raises OSError if `path` cannot be written.
     """
     num_columns = 4
     num_rows = -(-len(metrics) // num_columns)
@@ -180,8 +174,6 @@ def plot_sweep(
         settings: field name -> [num_settings].
         summaries: of each setting's scores, with iqm, ci_low and ci_high; NaN where a setting diverged.
         env_steps: of one seed of each setting; where they differ, each score is marked with them.
-
-    Raises OSError if `path` cannot be written.
     """
     scores = np.array([summary["iqm"] for summary in summaries])
     if is_grid and len(settings) == 2:

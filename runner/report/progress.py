@@ -132,7 +132,8 @@ class ProgressDisplay:
             text += f"  {self.experiment.policy} {iqm(progress.evaluations['eval_episode_return'][:, -1]):.1f}"
         self._warn(steps, is_healthy)
         if self.diverged.any():
-            text += f"  {self.diverged.sum():,} of {len(self.diverged):,} {self.experiment.noun} diverged"
+            noun = "trials" if self.experiment.settings else "seeds"
+            text += f"  {self.diverged.sum():,} of {len(self.diverged):,} {noun} diverged"
         if self.bar:
             self.bar.update(self.task, completed=steps, description=text)
         elif steps >= self.total_steps or elapsed - self.last_line >= SECONDS_BETWEEN_LINES:

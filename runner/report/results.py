@@ -41,12 +41,14 @@ def report(
         summary = scores.summary | {"timing": timing.summary()} | describe_machine(experiment.options.devices)
         return attempt(store.write_json, directory / store.SUMMARY, summary)
 
-    with timing.measure("reporting"):
+    with timing.measure("report"):
         scores = compute(experiment, preset, result)
-        is_written = write_curves(experiment, directory, scores)
+        columns = [*experiment.settings, "return", "env_step", "mean", "iqm", "ci_low", "ci_high"]
+        rows = curve_rows(experiment.settings, scores.curves)
+        is_written = attempt(store.write_table, directory / store.CURVE_TABLE, columns, rows)
     has_summary = write_summary()  # before the pictures, whatever becomes of them
     print_scores(experiment, directory, scores)
-    with timing.measure("reporting"):
+    with timing.measure("report"):
         is_written &= draw_plots(experiment, directory, result, scores)
     is_written &= has_summary and write_summary()  # with the seconds that they took
     print_commands(experiment, directory, is_stopped)
@@ -54,13 +56,6 @@ def report(
 
 
 # -- Files -------------------------------------------------------------------------------------------------------------
-
-
-def write_curves(experiment: Experiment, directory: Path, scores: Scores) -> bool:
-    """Write curve.csv. Returns whether it was written."""
-    columns = [*experiment.settings, "return", "env_step", "mean", "iqm", "ci_low", "ci_high"]
-    rows = curve_rows(experiment.settings, scores.curves)
-    return attempt(store.write_table, directory / store.CURVE_TABLE, columns, rows)
 
 
 def draw_plots(experiment: Experiment, directory: Path, result: Result, scores: Scores) -> bool:
