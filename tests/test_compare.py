@@ -22,7 +22,7 @@ from scipy import stats
 
 from runner.compare import __main__ as compare
 from runner.compare import plots as plots_of_compare
-from runner.compare.comparison import MAX_LINES
+from runner.compare.comparison import MAX_METHODS
 from runner.compare.notes import FEW_SEEDS
 from runner.report import plots, statistics
 from runner.report.statistics import aggregate_iqm, iqm, performance_profile, probability_of_improvement
@@ -163,7 +163,7 @@ def test_a_single_seed_in_an_environment_gives_no_interval():
 
 def test_lines_differ_in_colour_style_and_marker():
     for properties in (plots.COLORS, plots.STYLES, plots.MARKERS):
-        assert len(set(properties)) == MAX_LINES
+        assert len(set(properties)) == MAX_METHODS
 
 
 NUM_ITERATIONS, NUM_EVALUATIONS = 20, 5

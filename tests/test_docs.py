@@ -289,7 +289,7 @@ def check_module(module: str, *words: str) -> None:
             assert word in suites() or check_environment(word) is None
     elif module == "runner.compare":
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compare, "read_lines", stop)
+            patch.setattr(compare, "read_methods", stop)
             result = capture(compare.main, module, *words)
         assert not words or (result.status, result.stderr) == (2, f"{STOPPED}\n")
     elif module in ("runner.render", "runner.evaluate", "runner.export"):

@@ -10,7 +10,7 @@ import numpy as np
 import tyro
 
 from runner.compare import tables
-from runner.compare.comparison import Method, best_labels, by_environment, label_lines, read_lines
+from runner.compare.comparison import Method, best_labels, by_environment, label_methods, read_methods
 from runner.compare.notes import make_notes
 from runner.errors import exit_on_errors, fail, one_line
 
@@ -93,10 +93,10 @@ def make_tables(
 ) -> list[tables.Table]:
     """Scores and pairs of each environment, then what is taken over all environments: `pairs` and aggregates."""
     made = []
-    for env, lines in environments.items():
-        made.append(tables.score_table(env, lines, bars.get(env)))
+    for env, methods in environments.items():
+        made.append(tables.score_table(env, methods, bars.get(env)))
         if len(environments) > 1:
-            made.append(tables.pair_table({env: lines}, shown))
+            made.append(tables.pair_table({env: methods}, shown))
     made.append(pairs)
     if normalized:
         made.append(tables.aggregate_table(normalized))
@@ -107,7 +107,7 @@ def make_tables(
 
 
 def read_environments(arguments: Arguments) -> dict[str, list[Method]]:
-    """The labelled lines of each environment. Raises ValueError if a run cannot be read or labels do not fit."""
+    """The labelled methods of each environment. Raises ValueError if a run cannot be read or labels do not fit."""
     runs = [Path(run) for run in arguments.runs]
     if not runs:
         raise ValueError("name the folders of the runs to compare, before the options")
@@ -120,7 +120,7 @@ def read_environments(arguments: Arguments) -> dict[str, list[Method]]:
     if not all(label.strip() and label.isprintable() for label in arguments.labels):
         raise ValueError("--labels must have no label that is empty or cannot be printed")
     labels = dict(zip(runs, arguments.labels, strict=False))
-    return by_environment(label_lines([line for run in runs for line in read_lines(run)], labels))
+    return by_environment(label_methods([method for run in runs for method in read_methods(run)], labels))
 
 
 def read_bars(texts: tuple[str, ...], envs: list[str]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from runner.files.record import Record, read_record
 from runner.options.fields import Options
 from runner.report.statistics import Curve, evaluation_curve, final_return, learning_curve, rank, summarize
 
-MAX_LINES = 6  # methods in the picture and in the table of pairs
+MAX_METHODS = 6  # methods in the picture and in the table of pairs
 MAX_FIELDS = 2  # settings in a label; runs that differ in more are told apart by the names of their folders
 STEPS = ("env_steps", "eval_env_steps")  # arrays of metrics.npz that all trials share
 SWEPT = "sweep_"  # before the name of a swept field
@@ -33,7 +33,7 @@ class Method:
     directory: Path
     algorithm: str
     env: str
-    fields: dict[str, Any]  # of the Config, with the setting of a sweep; in a labelled line its floats are texts
+    fields: dict[str, Any]  # of the Config, with the setting of a sweep; in a labelled method its floats are texts
     swept: tuple[str, ...]  # names of the swept fields
     planned_seeds: int  # more than there are if the run was interrupted
     options: dict[str, Any]  # OPTIONS
@@ -77,7 +77,7 @@ class Method:
 # -- Reading -----------------------------------------------------------------------------------------------------------
 
 
-def read_lines(directory: Path) -> list[Method]:
+def read_methods(directory: Path) -> list[Method]:
     """The settings of a run; a run without a sweep is one. Raises ValueError if it cannot be read or has no metrics."""
     record = read_record(directory)
     env, defaults = record.config.get("env"), dataclasses.asdict(Options())
@@ -94,7 +94,7 @@ def read_lines(directory: Path) -> list[Method]:
     for trial, seed in enumerate(arrays["seed"].tolist()):
         values = tuple(str(arrays[SWEPT + name][trial]) for name in swept)
         trials_of[values].setdefault(seed, trial)  # a random sweep may draw the same setting twice
-    lines = []
+    methods = []
     for values, trials in trials_of.items():
         fields = record.config | dict(zip(swept, map(float, values), strict=True))
         rows = list(trials.values())
@@ -103,8 +103,8 @@ def read_lines(directory: Path) -> list[Method]:
         for name in {*STEPS, *RETURNS} & arrays.keys():
             x = arrays[name] if name in STEPS else arrays[name][rows]
             metrics[name] = x[..., arrays[_steps_of(name)] <= last]
-        lines.append(Method(directory, record.algorithm, env, fields, swept, planned, options, metrics))
-    return lines
+        methods.append(Method(directory, record.algorithm, env, fields, swept, planned, options, metrics))
+    return methods
 
 
 def _read_metrics(directory: Path, record: Record) -> dict[str, np.ndarray]:
@@ -154,75 +154,75 @@ def _check(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 # -- Labels and environments -------------------------------------------------------------------------------------------
 
 
-def label_lines(lines: list[Method], labels: dict[Path, str]) -> list[Method]:
-    """Give each line its label. Lines with one label in different environments are one method.
+def label_methods(methods: list[Method], labels: dict[Path, str]) -> list[Method]:
+    """Give each method its label, under which it stands in every environment.
 
     Args:
-        labels: of each run; empty: the algorithm, and what tells it apart where an environment has several lines of it.
+        labels: of each run; empty: the algorithm, with what tells its methods in one environment apart.
 
     Returns:
-        the lines; those of one environment with one label are one.
+        the methods; those of one environment with one label are joined.
 
     Raises:
-        ValueError: lines of an environment have the same label and cannot be one method.
+        ValueError: methods of an environment have the same label and cannot be one method.
     """
-    names, lines = {}, _with_short_texts(lines)
-    for algorithm in {line.algorithm for line in lines}:
-        same = [line for line in lines if line.algorithm == algorithm]
+    names, methods = {}, _with_short_texts(methods)
+    for algorithm in {method.algorithm for method in methods}:
+        same = [method for method in methods if method.algorithm == algorithm]
         names[algorithm] = iter([_label(labels[x.directory], x, x.swept) for x in same] if labels else _name(same))
-    labelled = [dataclasses.replace(line, label=next(names[line.algorithm])) for line in lines]
-    methods = defaultdict(list)
-    for line in labelled:
-        methods[line.env, line.label].append(line)
-    return [_pool(same) for same in methods.values()]
+    labelled = [dataclasses.replace(method, label=next(names[method.algorithm])) for method in methods]
+    pooled = defaultdict(list)
+    for method in labelled:
+        pooled[method.env, method.label].append(method)
+    return [_pool(same) for same in pooled.values()]
 
 
-def _pool(lines: list[Method]) -> Method:
+def _pool(methods: list[Method]) -> Method:
     """The seeds of several runs with one label as one method. Raises ValueError if their settings differ or they share
     a seed."""
-    first, *others = lines
+    first, *others = methods
     if not others:
         return first
-    settings = [{"script": line.algorithm} | line.fields | line.options for line in lines]
+    settings = [{"script": method.algorithm} | method.fields | method.options for method in methods]
     differing = sorted(name for name in set().union(*settings) if len({repr(x.get(name)) for x in settings}) > 1)
     values = [f"{name} ({', '.join(dict.fromkeys(_text(x.get(name)) for x in settings))})" for name in differing]
-    seeds, counts = np.unique(np.concatenate([line.metrics["seed"] for line in lines]), return_counts=True)
+    seeds, counts = np.unique(np.concatenate([method.metrics["seed"] for method in methods]), return_counts=True)
     if values or counts.max() > 1:
         more = f" and {len(values) - MAX_FIELDS} more" if len(values) > MAX_FIELDS else ""
         why = f"differ in {', '.join(values[:MAX_FIELDS])}{more}" if values else f"share seed {seeds[counts.argmax()]}"
-        what = f"{len(lines)} runs of {first.env} have the label {first.label!r} and {why}"
+        what = f"{len(methods)} runs of {first.env} have the label {first.label!r} and {why}"
         raise ValueError(f"{what}; give each run its own with --labels")
-    metrics = _join([line.metrics for line in lines])
-    planned = sum(line.planned_seeds for line in lines)
-    return dataclasses.replace(first, metrics=metrics, planned_seeds=planned, num_runs=len(lines))
+    metrics = _join([method.metrics for method in methods])
+    planned = sum(method.planned_seeds for method in methods)
+    return dataclasses.replace(first, metrics=metrics, planned_seeds=planned, num_runs=len(methods))
 
 
-def _with_short_texts(lines: list[Method]) -> list[Method]:
-    """The lines, with texts that tell them apart instead of the numbers of fields that are floats."""
+def _with_short_texts(methods: list[Method]) -> list[Method]:
+    """The methods, with texts that tell them apart instead of the numbers of fields that are floats."""
     texts = {}
-    for name in {name for line in lines for name in line.fields}:
-        texts[name] = short_texts(x for line in lines if isinstance(x := line.fields.get(name), float))
-    fields = [{name: texts[name][x] if isinstance(x, float) else x for name, x in y.fields.items()} for y in lines]
-    return [dataclasses.replace(line, fields=x) for line, x in zip(lines, fields, strict=True)]
+    for name in {name for method in methods for name in method.fields}:
+        texts[name] = short_texts(x for method in methods if isinstance(x := method.fields.get(name), float))
+    fields = [{name: texts[name][x] if isinstance(x, float) else x for name, x in y.fields.items()} for y in methods]
+    return [dataclasses.replace(method, fields=x) for method, x in zip(methods, fields, strict=True)]
 
 
-def _name(lines: list[Method]) -> list[str]:
-    """Labels of the lines of one algorithm, by the settings in which they differ within an environment, or else by the
-    names of their folders."""
-    swept, differing = {name for line in lines for name in line.swept}, set()
-    for env in {line.env for line in lines}:
-        same = [line.fields for line in lines if line.env == env]
+def _name(methods: list[Method]) -> list[str]:
+    """Labels of the methods of one algorithm, by the settings in which they differ within an environment, or else by
+    the names of their folders."""
+    swept, differing = {name for method in methods for name in method.swept}, set()
+    for env in {method.env for method in methods}:
+        same = [method.fields for method in methods if method.env == env]
         names = set().union(*same)
         differing |= {name for name in names if len({repr(fields.get(name)) for fields in same}) > 1}
-    names = [_label(line.algorithm, line, swept | differing) for line in lines]
-    is_unique = len(set(zip((line.env for line in lines), names, strict=True))) == len(lines)
+    names = [_label(method.algorithm, method, swept | differing) for method in methods]
+    is_unique = len(set(zip((method.env for method in methods), names, strict=True))) == len(methods)
     if is_unique and len(differing - swept) <= MAX_FIELDS:
         return names
-    return [_label(f"{line.algorithm} {line.directory.resolve().name}", line, line.swept) for line in lines]
+    return [_label(f"{method.algorithm} {method.directory.resolve().name}", method, method.swept) for method in methods]
 
 
-def _label(name: str, line: Method, shown: set[str] | tuple[str, ...]) -> str:
-    return " ".join([name, *(f"{field}={_text(value)}" for field, value in line.fields.items() if field in shown)])
+def _label(name: str, method: Method, shown: set[str] | tuple[str, ...]) -> str:
+    return " ".join([name, *(f"{field}={_text(value)}" for field, value in method.fields.items() if field in shown)])
 
 
 def _text(value: Any) -> str:
@@ -230,22 +230,22 @@ def _text(value: Any) -> str:
     return str(value) if str(value).isprintable() else repr(value)
 
 
-def by_environment(lines: list[Method]) -> dict[str, list[Method]]:
-    """The lines of each environment, scored alike: by training returns unless all of them were evaluated."""
+def by_environment(methods: list[Method]) -> dict[str, list[Method]]:
+    """The methods of each environment, scored alike: by training returns unless all of them were evaluated."""
     environments = {}
-    for env in dict.fromkeys(line.env for line in lines):
-        same = [line for line in lines if line.env == env]
-        is_evaluated = all(line.has_evaluation for line in same)
-        environments[env] = [dataclasses.replace(line, is_evaluated=is_evaluated) for line in same]
+    for env in dict.fromkeys(method.env for method in methods):
+        same = [method for method in methods if method.env == env]
+        is_evaluated = all(method.has_evaluation for method in same)
+        environments[env] = [dataclasses.replace(method, is_evaluated=is_evaluated) for method in same]
     return environments
 
 
 def best_labels(environments: dict[str, list[Method]]) -> list[str]:
-    """At most MAX_LINES labels in their order: those whose rank by IQM, on average over environments, is the best."""
+    """At most MAX_METHODS labels in their order: those whose rank by IQM, on average over environments, is the best."""
     ranks = defaultdict(list)
-    for lines in environments.values():
-        for place, index in enumerate(rank([line.summary for line in lines])):
-            ranks[lines[index].label].append(place)
-    best = sorted(ranks, key=lambda label: np.mean(ranks[label]))[:MAX_LINES]
-    labels = dict.fromkeys(line.label for lines in environments.values() for line in lines)
+    for methods in environments.values():
+        for place, index in enumerate(rank([method.summary for method in methods])):
+            ranks[methods[index].label].append(place)
+    best = sorted(ranks, key=lambda label: np.mean(ranks[label]))[:MAX_METHODS]
+    labels = dict.fromkeys(method.label for methods in environments.values() for method in methods)
     return [label for label in labels if label in best]

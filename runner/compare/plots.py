@@ -45,7 +45,7 @@ def plot_comparison(
     Raises OSError if `path` cannot be written.
     """
     width = width or WIDTH
-    draws = [partial(_plot_curves, env=env, lines=lines, shown=shown) for env, lines in environments.items()]
+    draws = [partial(_plot_curves, env=env, methods=methods, shown=shown) for env, methods in environments.items()]
     if normalized:
         draws.append(partial(_plot_profiles, normalized=normalized, shown=shown))
     num_columns = 2 if len(draws) > 1 and width >= 2 * MIN_PANEL else 1
@@ -80,17 +80,17 @@ def wrap(text: str, room: float, first: str = "") -> str:
     return plain("\n".join(textwrap.fill(part, width) for part in parts))
 
 
-def _plot_curves(axes: Axes, env: str, lines: list[Method], shown: list[str], room: float) -> None:
-    drawn = [line for line in lines if line.label in shown and np.isfinite(line.curve().iqm).any()]
-    for line in drawn:
-        curve = line.curve()
+def _plot_curves(axes: Axes, env: str, methods: list[Method], shown: list[str], room: float) -> None:
+    drawn = [method for method in methods if method.label in shown and np.isfinite(method.curve().iqm).any()]
+    for method in drawn:
+        curve = method.curve()
         is_shown = np.isfinite(curve.iqm)
         columns = (x[is_shown] for x in (curve.env_steps, curve.iqm, curve.ci_low, curve.ci_high))
-        _plot_line(axes, shown.index(line.label), line.label, *columns)
+        _plot_line(axes, shown.index(method.label), method.label, *columns)
     if not drawn:
         axes.text(0.5, 0.5, "no episode has ended", transform=axes.transAxes, ha="center")
-    score = evaluation_of(lines) if lines[0].is_evaluated else "training"
-    best = f", the best {len(drawn)} of {len(lines)}" if len(drawn) < len(lines) else ""
+    score = evaluation_of(methods) if methods[0].is_evaluated else "training"
+    best = f", the best {len(drawn)} of {len(methods)}" if len(drawn) < len(methods) else ""
     axes.set_title(wrap(env + best, room))
     axes.set_xlabel("environment steps per seed")
     axes.set_ylabel(f"episode return ({score}),\nIQM over seeds with 95 % CI")

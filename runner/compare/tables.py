@@ -45,36 +45,37 @@ class Table(NamedTuple):
     values: list[Value]
 
 
-def score_table(env: str, lines: list[Method], bar: float | None) -> Table:
+def score_table(env: str, methods: list[Method], bar: float | None) -> Table:
     """Final scores of the methods of an environment, the best IQM first."""
-    is_evaluated = lines[0].is_evaluated
-    what = f"last {evaluation_of(lines)}" if is_evaluated else "last tenth of training"
+    is_evaluated = methods[0].is_evaluated
+    what = f"last {evaluation_of(methods)}" if is_evaluated else "last tenth of training"
     kind = "evaluation" if is_evaluated else "training"
     columns = ["method", "seeds", "env steps", "mean", "IQM", "95 % CI of the IQM", "worst quarter", "its 95 % CI"]
     columns += ["min"] if bar is None else ["min", f"share >= {bar:g}"]
-    largest = np.nanmax([1.0, *(np.abs(line.scores).max() for line in lines)])
+    largest = np.nanmax([1.0, *(np.abs(method.scores).max() for method in methods)])
     digits = 1 if largest >= 100 else 2 if largest >= 10 else 3
     rows, values = [], []
-    for line in (lines[index] for index in rank([line.summary for line in lines])):
-        x, seeds = line.summary, len(line.scores)
-        row = [line.label, str(seeds), f"{line.num_steps:,}", *(_number(x[name], digits) for name in ("mean", "iqm"))]
-        low, high = map(float, bootstrap_interval([line.scores], worst_quarter))
+    for method in (methods[index] for index in rank([method.summary for method in methods])):
+        x, seeds = method.summary, len(method.scores)
+        row = [method.label, str(seeds), f"{method.num_steps:,}"]
+        row += [_number(x["mean"], digits), _number(x["iqm"], digits)]
+        low, high = map(float, bootstrap_interval([method.scores], worst_quarter))
         row += [_interval(x["ci_low"], x["ci_high"], digits), _number(x["worst_quarter"], digits)]
         row += [_interval(low, high, digits), _number(x["min"], digits)]
         found = [("mean", x["mean"], np.nan, np.nan), ("iqm", x["iqm"], x["ci_low"], x["ci_high"])]
         found += [("worst quarter", x["worst_quarter"], low, high), ("min", x["min"], np.nan, np.nan)]
         if bar is not None:
-            share = float(np.mean(line.scores >= bar))
+            share = float(np.mean(method.scores >= bar))
             row.append(f"{share:.0%}")
             found.append((f"share >= {bar:g}", share, np.nan, np.nan))
         rows.append(row)
-        values += [Value(env, line.label, "", kind, seeds, line.num_steps, *numbers) for numbers in found]
+        values += [Value(env, method.label, "", kind, seeds, method.num_steps, *numbers) for numbers in found]
     return Table(f"{env}: final episode return, {what}", columns, rows, values)
 
 
-def evaluation_of(lines: list[Method]) -> str:
+def evaluation_of(methods: list[Method]) -> str:
     """`greedy evaluation`, `sampled evaluation`, or `evaluation` if there are both."""
-    kinds = {"sampled evaluation" if line.options["eval_sampled"] else "greedy evaluation" for line in lines}
+    kinds = {"sampled evaluation" if method.options["eval_sampled"] else "greedy evaluation" for method in methods}
     return kinds.pop() if len(kinds) == 1 else "evaluation"
 
 
@@ -84,7 +85,8 @@ def pair_table(environments: dict[str, list[Method]], shown: list[str]) -> Table
     where = f"mean over the {len(environments)} environments" if others else env
     for pair in itertools.combinations(shown, 2):
         scores = [
-            [line.scores for label in pair for line in lines if line.label == label] for lines in environments.values()
+            [method.scores for label in pair for method in methods if method.label == label]
+            for methods in environments.values()
         ]
         if any(len(both) < 2 for both in scores):
             continue
@@ -107,10 +109,10 @@ def normalized_scores(
         label -> for each environment [num_seeds].
     """
     normalized = {}
-    for env, lines in environments.items():
+    for env, methods in environments.items():
         low, high = bounds[env]
-        for line in lines:
-            normalized.setdefault(line.label, []).append((line.scores - low) / (high - low))
+        for method in methods:
+            normalized.setdefault(method.label, []).append((method.scores - low) / (high - low))
     return {label: scores for label, scores in normalized.items() if len(scores) == len(environments)}
 
 
