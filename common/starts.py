@@ -48,7 +48,7 @@ def _is_generator(path: Any, x: jax.Array) -> bool:
 
 
 def renew_starts(reset: Callable, keys: jax.Array, starts: Any, turn: jax.Array, period: int) -> tuple[Any, jax.Array]:
-    """Renew all kept starts where `turn`, the number of steps since the last time, reaches the period.
+    """Renew all kept starts where `turn`, the number of steps since they were renewed, reaches the period.
 
     All at once, because on a GPU a deep reset costs its depth, not its width.
     """

@@ -100,7 +100,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     check_modes()
     axes = read_axes(options.sweep, options.sweep_samples, config)
     num_trials = count_settings(axes, options.sweep_samples) * options.num_seeds
-    connect(script, config, options, num_trials)
+    initialize(script, config, options, num_trials)
     swept = {name: jax.numpy.float32(axis.numbers[0]) for name, axis in axes.items()}  # arrays, as in training
     abstract_state = check_program(make(dataclasses.replace(config, **swept)), config, options, num_trials)
     if not record:
@@ -135,7 +135,7 @@ def prepare(script: str, config_class: type, make: Callable, timing: Timing) -> 
     )
 
 
-def connect(script: str, config: Any, options: Options, num_trials: int) -> None:
+def initialize(script: str, config: Any, options: Options, num_trials: int) -> None:
     """Set up JAX, and connect the processes of a run, which must train the same program."""
     jax.config.update("jax_default_matmul_precision", PRECISIONS[options.matmul_precision])
     hosts.initialize(options)

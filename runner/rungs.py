@@ -87,7 +87,7 @@ class Run:
         while True:
             results = self.train_rung()
             is_last = self.rungs[-1].stop == self.experiment.config.num_iterations
-            if is_last or self.stop.received or not self.meet():
+            if is_last or self.stop.received or not self.synchronize():
                 return results
             self.cut()
             self.compile()
@@ -176,7 +176,7 @@ class Run:
         evaluations = {name: x if name == EVAL_STEPS else x[trials] for name, x in result.evaluations.items()}
         return Progress(before.stop, state, {name: x[trials] for name, x in result.metrics.items()}, evaluations)
 
-    def meet(self) -> bool:
+    def synchronize(self) -> bool:
         """Wait for the other processes at the end of a rung. Returns whether this one goes on."""
         name = f"rung {len(self.rungs)}"
         if not (absent := hosts.barrier(name)):  # a signal may come while process 0 waits, or just after

@@ -84,8 +84,8 @@ def test_trials_on_several_devices_do_not_communicate():
         programs = init, compile_segment(make, trials, {}, state, capacity=2)
     assert {x.sharding.num_devices for x in jax.tree.leaves(state)} == {2}
     assert [collectives(program) for program in programs] == [[], []]
-    talks = jax.jit(lambda x: x - x.mean()).lower(trials.place(np.arange(4.0, dtype=np.float32))).compile()
-    assert collectives(talks)  # the negative control
+    communicates = jax.jit(lambda x: x - x.mean()).lower(trials.place(np.arange(4.0, dtype=np.float32))).compile()
+    assert collectives(communicates)  # the negative control
 
 
 class Counter:
@@ -444,7 +444,7 @@ def test_memory_that_runs_out_names_the_flag(error, monkeypatch):
 IMPATIENT = """
 import sys, runpy
 import runner.devices.hosts
-runner.devices.hosts.PATIENCE, runner.devices.hosts.HEARTBEAT = {patience}, {heartbeat}
+runner.devices.hosts.TIMEOUT, runner.devices.hosts.HEARTBEAT = {patience}, {heartbeat}
 sys.argv[0] = {path!r}
 runpy.run_path({path!r}, run_name="__main__")
 """
@@ -597,7 +597,7 @@ def test_processes_of_a_host_divide_its_gpus(number, own, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     monkeypatch.setattr(jax._src.distributed.global_state, "process_id", number)
     try:
-        runner.devices.hosts._share_gpus(["a", "a", "b"])
+        runner.devices.hosts._divide_gpus(["a", "a", "b"])
         assert jax.config.values["jax_cuda_visible_devices"] == own
     finally:
         jax.config.update("jax_cuda_visible_devices", "all")

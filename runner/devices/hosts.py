@@ -20,7 +20,7 @@ import jax
 
 from runner.options.fields import Options, resume_flag
 
-PATIENCE = 300  # seconds to wait for the other processes at the start
+TIMEOUT = 300  # seconds to wait for the other processes at the start
 HEARTBEAT = 30  # seconds without a heartbeat after which a process counts as dead
 
 
@@ -44,20 +44,20 @@ def initialize(options: Options) -> None:
         os.environ.setdefault("JAX_COORDINATOR_PORT", str(61440 + number % 4096))
     if "JAX_LOCAL_DEVICE_IDS" not in os.environ:
         place["local_device_ids"] = []  # no limit: under Slurm JAX would take one GPU of each node
-    timer = threading.Timer(PATIENCE, _give_up, [coordinator])
+    timer = threading.Timer(TIMEOUT, _exit_on_timeout, [coordinator])
     timer.daemon = True
     timer.start()
     try:
-        patience = {"initialization_timeout": 2 * PATIENCE, "heartbeat_timeout_seconds": HEARTBEAT}
+        timeouts = {"initialization_timeout": 2 * TIMEOUT, "heartbeat_timeout_seconds": HEARTBEAT}
         with _without_proxies():
-            jax.distributed.initialize(**place, **patience)
+            jax.distributed.initialize(**place, **timeouts)
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"--coordinator {coordinator}: {str(error).splitlines()[0]}") from error
     finally:
         timer.cancel()
     if _client() is None:
         raise ValueError(f"--coordinator does not work with jax {jax.__version__}; install the one of requirements.txt")
-    _share_gpus(_gather("host", socket.gethostname()))
+    _divide_gpus(_gather("host", socket.gethostname()))
     if jax.process_index() > 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
@@ -93,17 +93,17 @@ def _gather(name: str, text: str) -> list[str]:
     state = jax._src.distributed.global_state  # jax.process_index() would start the backend
     try:
         state.client.key_value_set(f"{name}/{state.process_id}", text)
-        return [state.client.blocking_key_value_get(f"{name}/{i}", PATIENCE * 1000) for i in range(state.num_processes)]
+        return [state.client.blocking_key_value_get(f"{name}/{i}", TIMEOUT * 1000) for i in range(state.num_processes)]
     except jax.errors.JaxRuntimeError as error:
         if "ALREADY_EXISTS" not in str(error):
-            raise ValueError(f"the other processes did not answer within {PATIENCE} s") from None
+            raise ValueError(f"the other processes did not answer within {TIMEOUT} s") from None
         hint = "give each run its own --coordinator, and each of its processes its own --process-id"
         raise ValueError(
             f"there is another process {state.process_id} at {state.coordinator_address}; {hint}"
         ) from None
 
 
-def _share_gpus(names: list[str]) -> None:
+def _divide_gpus(names: list[str]) -> None:
     """Divide the GPUs of a host among its processes, before JAX starts, unless Slurm has divided them.
 
     names: of the host of each process.
@@ -153,9 +153,9 @@ def check_places(options: Options, num_trials: int, num_envs: int) -> None:
         )
 
 
-def _give_up(coordinator: str) -> None:
+def _exit_on_timeout(coordinator: str) -> None:
     print(
-        f"error: waited {PATIENCE} s for the other processes (--coordinator {coordinator}); "
+        f"error: waited {TIMEOUT} s for the other processes (--coordinator {coordinator}); "
         "start as many as --num-processes says, each with its own --process-id",
         file=sys.stderr,
         flush=True,
@@ -177,9 +177,9 @@ def broadcast(name: str, decide: Callable[[], str]) -> str:
         except ValueError as error:
             client.key_value_set(name, f"-{error}")
     try:
-        decided = client.blocking_key_value_get(name, PATIENCE * 1000)
+        decided = client.blocking_key_value_get(name, TIMEOUT * 1000)
     except jax.errors.JaxRuntimeError:
-        raise ValueError(f"process 0 did not answer within {PATIENCE} s") from None
+        raise ValueError(f"process 0 did not answer within {TIMEOUT} s") from None
     if decided.startswith("-"):
         shutdown()  # process 0 must not end before the others have read this
         raise ValueError(decided[1:])
@@ -194,7 +194,7 @@ def barrier(name: str) -> list[int]:
         return []
     if jax.process_index() == 0:
         client.key_value_set(f"{name}/0", "here")
-    present = _arrive(client)
+    present = _wait_for_living(client)
     if not client.key_value_dir_get(name):
         present.discard(0)
     return sorted(set(range(jax.process_count())) - present)
@@ -217,11 +217,11 @@ def shutdown() -> None:
     if jax.process_index() > 0:
         jax.distributed.shutdown()
     else:
-        while len(_arrive(client)) > 1:  # some have not disconnected yet
+        while len(_wait_for_living(client)) > 1:  # some have not disconnected yet
             pass
 
 
-def _arrive(client: Any) -> set[int]:
+def _wait_for_living(client: Any) -> set[int]:
     """Wait for all living processes to call this, and return their numbers."""
     alive = Future()
 

@@ -35,11 +35,11 @@ try:
     if args.episodes < 1:
         raise ValueError(f"--episodes must be at least 1, not {args.episodes}")
     session = onnxruntime.InferenceSession(args.policy, providers=["CPUExecutionProvider"])
-    told = {name: json.loads(x) for name, x in session.get_modelmeta().custom_metadata_map.items()}
+    metadata = {name: json.loads(x) for name, x in session.get_modelmeta().custom_metadata_map.items()}
     inputs = {x.name: (x.type[7:-1].replace("float", "float32"), tuple(x.shape[1:])) for x in session.get_inputs()}
-    memory = {name: np.asarray([x], inputs.pop(name)[0]) for name, x in told["initial_memory"].items()}
+    memory = {name: np.asarray([x], inputs.pop(name)[0]) for name, x in metadata["initial_memory"].items()}
     env = gymnasium.make(args.gymnasium, **({"render_mode": "rgb_array"} if args.render else {}))
-    seen, space, actions = env.observation_space, env.action_space, told["action_space"]
+    seen, space, actions = env.observation_space, env.action_space, metadata["action_space"]
     for name, (kind, shape) in inputs.items():
         part = seen.spaces.get(name) if hasattr(seen, "spaces") else seen
         if part is None or part.shape != shape or not np.can_cast(part.dtype, kind, "same_kind"):

@@ -136,12 +136,12 @@ def _metadata(policy: Policy) -> dict[str, Any]:
     """Metadata for programs that use the model: its actions, and the memory where an episode begins."""
     space = policy.env.action_space
     if hasattr(space, "n"):
-        actions, told = {"n": int(space.n)}, "greedy, counted from 0"
+        actions, meaning = {"n": int(space.n)}, "greedy, counted from 0"
     else:
         low, high = (np.broadcast_to(np.float32(x), space.shape).tolist() for x in (space.low, space.high))
-        actions, told = {"low": low, "high": high}, "greedy, in the units of the environment, within low and high"
+        actions, meaning = {"low": low, "high": high}, "greedy, in the units of the environment, within low and high"
     memory = {name: x.tolist() for name, x in policy.memory.items()}
-    return {"action": told, "action_space": actions, "initial_memory": memory}
+    return {"action": meaning, "action_space": actions, "initial_memory": memory}
 
 
 def _join(outputs: Iterable[list[Any]]) -> list[np.ndarray]:
