@@ -32,15 +32,6 @@ class Arguments:
     max_steps: int = MAX_FRAMES  # the animation stops here if the episode goes on
 
 
-def check_out(path: Path, ending: str) -> None:
-    """Make the folder of a file to write. Raises ValueError or OSError if the file cannot be written."""
-    if path.suffix.lower() != ending:
-        raise ValueError(f"--out must end in {ending} for this environment, not {path}")
-    if path.is_dir():
-        raise ValueError(f"--out {path} is a folder; name a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-
-
 @exit_on_errors()
 def main() -> None:
     """The command line. Exits with status 2 and one line where the input is bad, with 130 after Ctrl-C."""
@@ -57,7 +48,11 @@ def main() -> None:
     except ValueError as error:
         raise ValueError(f"{config.env}: {error}") from error
     path = Path(arguments.out or f"episode{ending}")
-    check_out(path, ending)
+    if path.suffix.lower() != ending:
+        raise ValueError(f"--out must end in {ending} for this environment, not {path}")
+    if path.is_dir():
+        raise ValueError(f"--out {path} is a folder; name a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
     if read_record(Path(arguments.run)).is_sampled:
         print("note: the run was evaluated with sampled actions; this episode is greedy", file=sys.stderr)
     print(f"playing an episode of {config.env}", flush=True)

@@ -1,11 +1,10 @@
 """Greedy policies as ONNX models, each compared with `act` before it is written."""
 
-import contextlib
 import json
 import logging
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -158,8 +157,13 @@ def _convert(program: ClosedJaxpr, inputs: list[str], outputs: list[str]) -> tup
 
     specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in program.in_avals]
     function = lambda *arrays: tuple(jaxpr_as_fun(program)(*arrays))
-    with _silent():
-        model = to_onnx(function, specs, opset=OPSET, input_names=inputs, output_names=outputs)
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            model = to_onnx(function, specs, opset=OPSET, input_names=inputs, output_names=outputs)
+    finally:
+        logging.disable(level)
     del model.graph.value_info[:]  # not needed, and sometimes wrong: onnxruntime would print a warning
     return model, _widen(model)
 
@@ -196,19 +200,6 @@ def _run(content: bytes, arrays: list[Any]) -> list[np.ndarray]:
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     names = [x.name for x in session.get_inputs()]
     return session.run(None, {name: _plain(x) for name, x in zip(names, arrays, strict=True)})
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Print no log and no warning."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 # -- Comparison --------------------------------------------------------------------------------------------------------

@@ -82,8 +82,12 @@ def check_options(options: Options) -> None:
         raise ValueError("--rank-by has no effect without a --sweep, whose settings it ranks")
     if options.sweep_halve != "off":
         _check_halving(options)
-    if options.eval_every != "auto":
-        _check_interval(options.eval_every)
+    try:
+        is_interval = options.eval_every == "auto" or 0 <= parse_integer(options.eval_every) < 2**63
+    except ValueError:
+        is_interval = False
+    if not is_interval:
+        raise ValueError(f"eval_every must be auto or a number of env steps, at least 0, not {options.eval_every}")
     batch = options.trials_per_batch
     if batch != "auto" and not (batch.isdecimal() and int(batch) >= 1):
         raise ValueError(f"trials_per_batch must be auto or at least 1, not {batch}")
@@ -107,15 +111,6 @@ def _check_halving(options: Options) -> None:
             f"--sweep-halve {text} goes on from checkpoints with replay buffers; leave out the flag "
             "--no-checkpoint-buffer"
         )
-
-
-def _check_interval(text: str) -> None:
-    try:
-        is_valid = 0 <= parse_integer(text) < 2**63
-    except ValueError:
-        is_valid = False
-    if not is_valid:
-        raise ValueError(f"eval_every must be auto or a number of env steps, at least 0, not {text}")
 
 
 def _check_processes(options: Options) -> None:

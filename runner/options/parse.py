@@ -61,7 +61,7 @@ def parse(words: list[str], script: str, config: Any, options: Options, source: 
     Args:
         words: from `normalize_argv`.
         config, options: the defaults.
-        source: of what they are, for --help.
+        source: the name of what they come from, for --help.
 
     Raises:
         ValueError: an option with a value that it cannot have, or a field that is swept and has a flag of its own.
