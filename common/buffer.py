@@ -71,7 +71,7 @@ def add(buffer: Buffer, transitions: Any) -> Buffer:
 def draw_rows(buffer: Buffer, key: jax.Array, shape: tuple[int, ...], num_new: int = 0) -> jax.Array:
     """Draw row numbers [*shape] int32 uniformly, with replacement, for shape[0] rounds that follow.
 
-    Each round first adds `num_new` transitions, and its numbers are those of the rows that are written by then.
+    Each round first adds `num_new` transitions, and draws from the rows that are written by then.
     """
     count = buffer.count + num_new * jnp.arange(1, shape[0] + 1, dtype=jnp.int32)
     size = jnp.minimum(count, buffer.capacity).reshape(-1, *[1] * (len(shape) - 1))

@@ -29,7 +29,7 @@ class EnvState:
 
 
 class Environment:
-    """`num_envs` copies of an environment, each of which starts a new episode when one has ended.
+    """`num_envs` copies of an environment; each starts a new episode when one has ended.
 
     Keys are typed or old-style ones (`jax.random.PRNGKey`).
 
@@ -149,7 +149,7 @@ def _typed(keys: jax.Array) -> jax.Array:
 
 
 def _split(keys: jax.Array, num: int) -> tuple[jax.Array, ...]:
-    """Split each key [num_envs] into `num` keys: arrays [num_envs], of which the first do not depend on `num`."""
+    """Split each key [num_envs] into `num` keys: arrays [num_envs]; the first ones do not depend on `num`."""
     keys = jax.vmap(lambda key: jax.random.split(key, num))(_typed(keys))
     return tuple(keys[:, i] for i in range(num))
 

@@ -61,7 +61,7 @@ def to_float(obs: jax.Array, obs_shape: tuple[int, ...]) -> jax.Array:
 
 
 def check_discrete(name: str, env: Any, only_vectors: bool = False) -> None:
-    """Raise ValueError unless an Environment has discrete actions, and observations of which the policy sees all."""
+    """Raise ValueError unless an Environment has discrete actions, and no part of observations for critics alone."""
     if not hasattr(env.action_space, "n"):
         raise ValueError(f"{name} has continuous actions, and this script takes discrete ones")
     if isinstance(env.obs_shape, dict) and "critic" in env.obs_shape:

@@ -19,7 +19,7 @@ MAX_NAMES = 20  # trials in a list
 
 @dataclass(frozen=True)
 class Experiment:
-    """Every seed of every setting, each of which is a trial.
+    """The trials of a run: every seed of every setting.
 
     Trial i is seed i % num_seeds of setting i // num_seeds; only this class knows this order.
     """
@@ -177,7 +177,7 @@ class Result(NamedTuple):
 
     metrics: dict[str, np.ndarray]  # [num_trials, num_iterations]
     evaluations: dict[str, np.ndarray]  # while training and at the end, as in Progress
-    scores: dict[str, np.ndarray]  # [num_trials]: is_healthy (parameters are finite), and those of the evaluation
+    scores: dict[str, np.ndarray]  # [num_trials]: is_healthy (parameters are finite), scores of the evaluation
     num_iterations: np.ndarray  # [num_trials], that a trial was trained; behind them metrics are NaN, or 0 if integers
 
 

@@ -207,7 +207,7 @@ def parse_command_line(script: str, config_class: type) -> tuple[Any, Options, R
 
 
 def finish(run: Run, results: dict[Part, Result]) -> None:
-    """Join the results of all parts and report, in process 0 for all. `results`: those of this process's parts."""
+    """Join the results of all parts and report, in process 0 for all. `results`: of the parts of this process."""
     experiment, directory = run.experiment, run.directory
     with run.timing.measure("report"):
         from runner.report.results import report  # a second of imports, which training does not wait for

@@ -36,7 +36,7 @@ class Run:
     preset: Any  # Config of the environment, None without one
     abstract_state: Any  # shapes and dtypes of the State of one trial
     directory: Path
-    rungs: list[Rung]  # up to the one that is being trained; the parts are those of all processes
+    rungs: list[Rung]  # up to the one that is being trained, with the parts of all processes
     wandb_id: str  # from which the ids of the wandb runs are made
     lock: contextlib.ExitStack  # of the directory; process 0 holds it for all
     stop: StopSignal
@@ -77,13 +77,13 @@ class Run:
         write_record(self.directory, self.experiment, self.rungs, self.wandb_id)
 
     def check_record(self) -> None:
-        """Raise ValueError, before compiling, unless the metrics of a run to resume are those of its script."""
+        """Raise ValueError, before compiling, unless a run to resume has the metrics of its script."""
         algorithm = self.experiment.make(self.experiment.config)
         _, metrics = jax.eval_shape(algorithm.step, self.abstract_state, jax.ShapeDtypeStruct((), np.int32))
         store.check_metrics(self.directory, metrics)
 
     def train(self) -> dict[Part, Result]:
-        """Train all rungs that are left. The results are those of the parts of this process in the last one."""
+        """Train all rungs that are left. Returns the results of this process's parts of the last one."""
         while True:
             results = self.train_rung()
             is_last = self.rungs[-1].stop == self.experiment.config.num_iterations
@@ -132,7 +132,7 @@ class Run:
                 results[part] = trainer.finish(part, progress)
                 if jax.process_count() > 1 or self.experiment.is_halved:
                     store.write_arrays(trainer.folder_of(part) / store.EVALUATION, results[part].scores)
-            del progress  # its state would share the memory with that of the next part
+            del progress  # else its state would stay in memory beside the next part's
         return results
 
     def start(self, part: Part) -> Progress:
@@ -205,7 +205,7 @@ class Run:
     # -- Results -------------------------------------------------------------------------------------------------------
 
     def rung_folder(self, index: int) -> Path:
-        """The folder of a rung; that of the run if it has but one."""
+        """The folder of a rung: the run's where it has no other rung."""
         if not self.experiment.is_halved:
             return self.directory
         return store.rung_folder(self.directory, range(len(self.rungs))[index])
@@ -234,7 +234,7 @@ class Run:
 
 
 def plan_rungs(experiment: Experiment, record: Record | None) -> list[Rung]:
-    """The rungs that a run has begun, the last of which is trained next; of a new run the first."""
+    """The rungs that a run has begun; the last one is trained next. A new run has begun the first."""
     if record:
         check_rungs(record, experiment)
         if record.rungs:

@@ -30,7 +30,7 @@ def describe(name: str) -> str:
 
 
 def list_suite(suite: str, is_described: bool) -> None:
-    """Print the names of a suite's environments, none of which is made; before them what its module says of it."""
+    """Print the names of a suite's environments, and before them its description; no environment is made."""
     try:
         module, names = import_suite(suite)
     except ImportError as error:

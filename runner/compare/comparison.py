@@ -241,7 +241,7 @@ def by_environment(methods: list[Method]) -> dict[str, list[Method]]:
 
 
 def best_labels(environments: dict[str, list[Method]]) -> list[str]:
-    """At most MAX_METHODS labels in their order: those whose rank by IQM, on average over environments, is the best."""
+    """At most MAX_METHODS labels in their order, the best by their mean rank over environments, by IQM."""
     ranks = defaultdict(list)
     for methods in environments.values():
         for place, index in enumerate(rank([method.summary for method in methods])):

@@ -32,8 +32,8 @@ def auto_evaluations(experiment: Experiment) -> int:
 def evaluated_iterations(experiment: Experiment) -> np.ndarray:
     """Numbers of iterations after which the trials are evaluated, the end not included; 0 is the untrained policy.
 
-    Without an interval there is none but, of a sweep that is halved, that of the untrained policy, with which halving
-    compares. The end of a rung counts as an end.
+    Without an interval there is none, except that halving compares with the untrained policy. The end of a rung counts
+    as an end.
     """
     config, options = experiment.config, experiment.options
     steps, every = experiment.env_steps(config.num_iterations), options.eval_every

@@ -39,7 +39,7 @@ def initialize(options: Options) -> None:
     if coordinator != "auto":
         place = {"coordinator_address": coordinator, "cluster_detection_method": "deactivate"}
         place |= {"num_processes": options.num_processes, "process_id": options.process_id}
-    elif "SLURM_STEP_ID" in os.environ:  # JAX derives the port from the job alone, whose steps may run at once
+    elif "SLURM_STEP_ID" in os.environ:  # JAX derives the port from the job, and steps of a job may run at once
         number = 61 * int(os.environ["SLURM_JOB_ID"]) + int(os.environ["SLURM_STEP_ID"])
         os.environ.setdefault("JAX_COORDINATOR_PORT", str(61440 + number % 4096))
     if "JAX_LOCAL_DEVICE_IDS" not in os.environ:

@@ -28,7 +28,7 @@ def host_bytes(root: Path = Path("/")) -> int:
 
 
 def available_bytes(num_devices: int) -> int:
-    """Memory of the first local devices together; on a CPU that of the host."""
+    """Memory of the first local devices together; on a CPU the host's."""
     devices = jax.local_devices()[:num_devices]
     if devices[0].platform == "cpu":
         return host_bytes()

@@ -74,7 +74,7 @@ class Placement(NamedTuple):
         return jax.tree.map_with_path(choose, tree)
 
     def abstract(self, tree: Any) -> Any:
-        """Shapes and dtypes of one trial -> those of all trials, with padding and sharding."""
+        """Shapes and dtypes of one trial -> of all trials, with padding and sharding."""
         padded = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.num_padded, *x.shape), x.dtype), tree)
         return jax.tree.map(lambda x, sharding: x.update(sharding=sharding), padded, self.shardings(padded))
 
@@ -149,7 +149,7 @@ def compile_init(make: Callable, placement: Placement, settings: Any) -> Callabl
 
 
 def compile_quickly(function: Callable, shardings: Any, *inputs: Any) -> jax.stages.Compiled:
-    """Compile a function of abstract arrays that does not train; `shardings` are those of what it returns."""
+    """Compile a function of abstract arrays that does not train; `shardings`: of its results."""
     lowered = jax.jit(function, out_shardings=shardings).lower(*inputs)
     return lowered.compile(compiler_options=FAST_COMPILE if jax.default_backend() == "cpu" else {})
 

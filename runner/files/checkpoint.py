@@ -25,7 +25,7 @@ from runner.files.tensors import NAMES, pieces, place, read, write
 
 POLICY = ("params", "obs_statistics")  # the fields of a State that `act` and `value` read
 KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}  # types of keys, and their generators
-MAX_UNREAD = 2**26  # numbers in a trial of a checkpoint that are not those of this State
+MAX_UNREAD = 2**26  # numbers in a trial of a checkpoint that this State does not have
 
 
 def save(path: Path, iteration: int, state: Any, num_trials: int | None = None) -> None:
@@ -47,7 +47,7 @@ def save(path: Path, iteration: int, state: Any, num_trials: int | None = None) 
     with replacing(path) as temporary:
         try:
             write(temporary, arrays, {"content": text, "checksum": str(zlib.crc32(text.encode()))})
-        except OSError as error:  # that of a full disk names no file
+        except OSError as error:  # a full disk's error names no file
             raise OSError(f"{path}: {error.strerror}") from error
 
 
@@ -140,7 +140,7 @@ def restore_policy(path: Path, abstract_state: Any, trial: int) -> Any:
 
 
 def _slices(file: Any) -> dict[str, Any]:
-    """The arrays of a file by their names, none of which is read yet."""
+    """The arrays of a file by their names; none is read yet."""
     rows = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, it is no dict
     for name, x in rows.items():
         if not x.get_shape() or x.get_dtype() not in NAMES.values():

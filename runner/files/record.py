@@ -200,7 +200,7 @@ def read_experiment(record: Record, script: Any) -> Experiment:
 
 
 def check_rungs(record: Record, experiment: Experiment) -> None:
-    """Raise ValueError unless the recorded parts have all trials, those of each rung all trials of its settings."""
+    """Raise ValueError unless the recorded parts cover all trials, and a rung's parts all trials of its settings."""
     check_parts(record.parts, experiment.num_trials)
     for rung in record.rungs:
         if not set(rung.settings) <= set(range(experiment.num_settings)):

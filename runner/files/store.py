@@ -163,7 +163,7 @@ def check_metrics(directory: Path, names: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def _opened_arrays(path: Path) -> Iterator[Any]:
-    """The arrays of an .npz file, by their names, none of which is read yet."""
+    """The arrays of an .npz file by their names; none is read yet."""
     try:
         check_file(path)
         status = path.stat()

@@ -81,7 +81,7 @@ def _fill(shard: jax.Array, part: jax.Array, start: int) -> jax.Array:
 
 
 def _select(rows: Any, trials: np.ndarray) -> np.ndarray:
-    """Rows that follow each other, of which the last may be repeated."""
+    """Read consecutive rows; the last one may be repeated."""
     x = rows[trials[0] : trials[-1] + 1]
     return x if len(x) == len(trials) else x[trials - trials[0]]
 

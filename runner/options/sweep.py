@@ -108,7 +108,7 @@ def count_settings(axes: dict[str, Axis], num_samples: int) -> int:
 def check_distinct(axes: dict[str, Axis]) -> None:
     """Raise ValueError if a sweep has a value twice, or two that are equal as float32: it would train a setting twice.
 
-    A new run is checked, a recorded one is not: those of earlier versions may have them.
+    Only new runs are checked: recorded ones of earlier versions may have such values.
     """
     for name, axis in axes.items():
         values = np.float32(axis.grid() if axis.count else axis.numbers)

@@ -36,7 +36,7 @@ def tool_command(name: str, script: str, directory: Path) -> str:
 
 
 def rerun_command(script: str, config: Any, options: Options, preset: Any, setting: dict[str, float]) -> str:
-    """The command that trains a Config with one setting of a sweep; `preset`: that of the run, None without one."""
+    """The command that trains a Config with one setting of a sweep; `preset`: the run's, None without one."""
     flags = ["--env", config.env, "--num-seeds", options.num_seeds, "--seed", options.seed]
     if preset and options.preset:
         flags += ["--preset", options.preset]

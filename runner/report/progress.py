@@ -123,7 +123,7 @@ class ProgressDisplay:
             self.bar.stop()
 
     def update(self, progress: Progress, is_healthy: np.ndarray) -> None:
-        """Report the progress so far, and of which trials all parameters are finite, [num_trials] bool."""
+        """Report the progress so far; is_healthy: whether all parameters of a trial are finite, [num_trials] bool."""
         steps = self.experiment.config.env_steps(progress.iteration)
         elapsed = time.perf_counter() - self.start_time
         speed = (steps - self.start_steps) * self.part.num_trials / max(elapsed, 1e-9)

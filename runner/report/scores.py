@@ -17,7 +17,7 @@ class Scores:
     summary: dict[str, Any]  # of summary.json
     curves: dict[str, list[Curve]]  # training and, with two evaluations or more, evaluation: of each setting
     settings: list[dict[str, float]]  # statistics of each setting's final scores; of a sweep alone
-    shown: list[dict[str, float]]  # those of the seeds that have not diverged, if there are some
+    shown: list[dict[str, float]]  # the same without diverged seeds, if others are left
     env_steps: np.ndarray  # of one seed of each setting; a sweep that is halved stops some early
     ranking: list[int]  # settings, the best first; those that were stopped early come last
     diverged: np.ndarray  # trials
@@ -85,7 +85,7 @@ def find_greedy_gap(training: Curve, env_steps: np.ndarray, greedy: np.ndarray) 
 
 
 def find_unmeasured(experiment: Experiment, result: Result) -> dict[str, tuple[int, np.ndarray]]:
-    """Metrics of which the last tenth of a run has no finite value, in trials that have not diverged.
+    """Metrics without a finite value in the last tenth of a run, in trials that have not diverged.
 
     Returns:
         name -> env steps from which on a trial has none, and these trials.

@@ -31,7 +31,7 @@ def worst_quarter(x: np.ndarray, axis: int = 0) -> np.ndarray:
 
 
 def bootstrap_interval(samples: list[np.ndarray], statistic: Callable) -> tuple[np.ndarray, np.ndarray]:
-    """95 % percentile interval of a statistic of several samples, each of which is resampled on its own (stratified).
+    """95 % percentile interval of a statistic of several samples, resampled each on its own (stratified).
 
     Args:
         samples: [..., num_seeds] each.
@@ -174,7 +174,7 @@ def probability_of_improvement(pairs: list[tuple[np.ndarray, np.ndarray]]) -> tu
 
 
 def aggregate_iqm(samples: list[np.ndarray]) -> tuple[float, float, float]:
-    """IQM over the normalised scores of several environments, each of which weighs the same, with its 95 % interval.
+    """IQM over the normalised scores of several environments, weighted equally, with its 95 % interval.
 
     It is the `iqm` of all scores with those of each environment repeated, until all environments have equally many. NaN
     if a score is NaN.

@@ -46,7 +46,7 @@ def _is_logged_in() -> bool:
 class Tracker:
     """Logs metrics on env steps: one wandb run per setting with the IQM over seeds, or one per trial, in one group.
 
-    A resumed run continues its wandb runs, whose ids are derived from `wandb_id`. The step of wandb is the env step:
+    A resumed run continues its wandb runs: their ids are derived from `wandb_id`. The step of wandb is the env step:
     wandb counts from 0 again when a run is resumed offline.
     """
 
@@ -93,7 +93,7 @@ class Tracker:
                     run.log({"env_steps": step} | values, step=step)
 
     def log_result(self, env_steps: np.ndarray, result: Result) -> None:
-        """All metrics and evaluations of a run whose parts were trained one after another; env_steps [num_iterations].
+        """Log all metrics and evaluations of a run that was trained part by part; env_steps [num_iterations].
 
         wandb takes no step below the last one, so evaluations are logged among the metrics.
         """
