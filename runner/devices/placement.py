@@ -17,8 +17,8 @@ from common.random import is_key
 from runner.devices.memory import num_bytes
 
 CACHED_TRIALS = 8  # trials trained together on a CPU core; more overflow the caches, fewer are slower
-# For programs that do not train: LLVM's level 1 halves their compilation, and they run as fast.
-FAST_COMPILE = {"xla_backend_optimization_level": 1}
+# LLVM's level 2: level 3, XLA's default, compiles up to twice as long for programs that are no faster.
+CPU_COMPILER = {"xla_backend_optimization_level": 2}
 COPIED_BYTES = 8 * 2**20  # largest State of a trial that is copied in and out of a group, once per segment
 # Fields of State that every device of a trial holds whole: each reads all of it. The others belong to the environments.
 REPLICATED_FIELDS = ("params", "target_params", "opt_state", "buffer", "obs_statistics")
@@ -145,18 +145,20 @@ def compile_init(make: Callable, placement: Placement, settings: Any) -> Callabl
 
     key = placement.abstract(jax.eval_shape(jax.random.key, 0))
     function = placement.each(init)
-    return compile_quickly(function, placement.shardings(jax.eval_shape(function, settings, key)), settings, key)
+    shardings = placement.shardings(jax.eval_shape(function, settings, key))
+    return compile_program(jax.jit(function, out_shardings=shardings), settings, key)
 
 
-def compile_quickly(function: Callable, shardings: Any, *inputs: Any) -> jax.stages.Compiled:
-    """Compile a function of abstract arrays that does not train; `shardings`: of its results."""
-    lowered = jax.jit(function, out_shardings=shardings).lower(*inputs)
-    return lowered.compile(compiler_options=FAST_COMPILE if jax.default_backend() == "cpu" else {})
+def compile_program(jitted: Callable, *inputs: Any) -> jax.stages.Compiled:
+    """Compile a jitted function for arrays, which may be abstract."""
+    options = CPU_COMPILER if jax.default_backend() == "cpu" else {}
+    return jitted.lower(*inputs).compile(compiler_options=options)
 
 
 def compile_segment(make: Callable, placement: Placement, settings: Any, state: Any, capacity: int) -> Callable:
     """Compile `make_segment` for settings and state [num_padded, ...], which may be abstract."""
-    return make_segment(make, placement, state, capacity).lower(settings, state, np.int32(0), np.int32(0)).compile()
+    segment = make_segment(make, placement, state, capacity)
+    return compile_program(segment, settings, state, np.int32(0), np.int32(0))
 
 
 def make_segment(make: Callable, placement: Placement, state: Any, capacity: int) -> Callable:

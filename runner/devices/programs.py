@@ -15,7 +15,7 @@ from common.buffer import Buffer, add, read
 from common.environment import Environment
 from runner.devices.evaluation import episode_limit, evaluate, greedy_policy, sampled_policy
 from runner.devices.memory import format_bytes, program_bytes, share_of_memory
-from runner.devices.placement import compile_init, compile_quickly, compile_segment, is_finite, make_placement, to_host
+from runner.devices.placement import compile_init, compile_program, compile_segment, is_finite, make_placement, to_host
 from runner.experiment import Experiment, Part
 
 MAX_SEGMENT = 256  # iterations in one segment
@@ -135,7 +135,7 @@ class Programs:
 
             inputs = self.settings, self.state, keys, np.uint32(0), np.uint32(0)
             function = self.placement.each(play, num_shared=2, in_groups=True)
-            program = compile_quickly(function, self.placement.sharding, *inputs)
+            program = compile_program(jax.jit(function, out_shardings=self.placement.sharding), *inputs)
             share = share_of_memory(program, self.placement.sharding.num_devices)
             if share <= 1 or num_episodes == 1:
                 return program, num_episodes
