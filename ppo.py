@@ -209,7 +209,7 @@ def gae(
 
     zeros = jnp.zeros_like(delta[0])
     inputs = delta, decay
-    _, advantage = jax.lax.scan(accumulate, zeros, inputs, reverse=True, unroll=gpu_unroll())
+    _, advantage = jax.lax.scan(accumulate, zeros, inputs, reverse=True, unroll=gpu_unroll(16))
     return advantage, advantage + value
 
 

@@ -327,7 +327,7 @@ def make(config: Config) -> Algorithm:
 
     def update(state, inputs):
         batches, _ = inputs  # [policy_delay, ...]; the actor needs no noise
-        state, critic_metrics = scan_mean(update_critic, state, inputs, unroll=gpu_unroll())
+        state, critic_metrics = scan_mean(update_critic, state, inputs, unroll=gpu_unroll(4))
         last_batch = jax.tree.map(lambda x: x[-1], batches)
         state, actor_metrics = descend(state, "actor", actor_loss, last_batch)
         target_params = optax.incremental_update(state.params, state.target_params, config.tau)

@@ -74,7 +74,7 @@ class Environment:
     @property
     def unroll(self) -> int:
         """Rounds that a loop over steps runs as one, `jax.lax.scan(..., unroll=env.unroll)`."""
-        return gpu_unroll() if self.suite.is_small else 1
+        return gpu_unroll(4) if self.suite.is_small else 1
 
     def reset(self, keys: jax.Array) -> tuple[jax.Array, EnvState]:
         """Start an episode in each environment. keys [num_envs] -> obs [num_envs, *obs_shape], env_state."""

@@ -6,12 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-UNROLL = 8  # rounds of a short loop that a GPU runs as one: fewer kernels, longer compilation (benchmarks/NOTES.md)
 
+def gpu_unroll(rounds: int) -> int:
+    """`jax.lax.scan(..., unroll=gpu_unroll(4))`: rounds of a short loop that a GPU runs as one, 1 elsewhere.
 
-def gpu_unroll() -> int:
-    """Rounds that a loop with a short body runs as one, `jax.lax.scan(..., unroll=gpu_unroll())`: 1 except on a GPU."""
-    return UNROLL if jax.default_backend() == "gpu" else 1
+    More rounds are fewer kernels and longer compilation (benchmarks/NOTES.md).
+    """
+    return rounds if jax.default_backend() == "gpu" else 1
 
 
 def scan_mean(body: Callable, carry: Any, xs: Any, unroll: int = 1) -> tuple[Any, Any]:
@@ -22,6 +23,8 @@ def scan_mean(body: Callable, carry: Any, xs: Any, unroll: int = 1) -> tuple[Any
     Raises:
         ValueError: naming an output that is an array.
     """
+
+    body = jax.jit(body, inline=True)  # traced once for both uses
 
     def add(carry_and_total, x):
         carry, total = carry_and_total

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import ENVS, SCRIPTS, small_config
 
-from common.loops import UNROLL, gpu_unroll, scan_mean
+from common.loops import gpu_unroll, scan_mean
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +40,8 @@ def test_an_output_that_is_not_a_number_shows_in_the_mean():
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_short_loops_of_an_iteration_are_unrolled_on_a_gpu(script, monkeypatch):
-    assert gpu_unroll() == 1
-    changes = {"num_steps": UNROLL} if script == "ppo" else {}
+    assert gpu_unroll(4) == 1
+    changes = {"num_steps": 4} if script == "ppo" else {}
     config = small_config(script, 2, env=ENVS[script][0], **changes)
     num_loops = []
     for backend in ("cpu", "gpu"):
@@ -49,8 +49,8 @@ def test_short_loops_of_an_iteration_are_unrolled_on_a_gpu(script, monkeypatch):
         algorithm = importlib.import_module(script).make(config)
         state = jax.eval_shape(algorithm.init, jax.eval_shape(jax.random.key, 0))
         num_loops.append(jax.jit(algorithm.step).lower(state, 0).as_text().count("stablehlo.while"))
-    assert gpu_unroll() == UNROLL > 1
-    assert num_loops[1] < num_loops[0], "a loop of at most UNROLL rounds is none when it is unrolled"
+    assert gpu_unroll(4) == 4
+    assert num_loops[1] < num_loops[0], "a loop whose rounds are all unrolled is none"
 
 
 def test_an_output_that_is_no_number_is_named():

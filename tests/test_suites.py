@@ -429,14 +429,14 @@ def test_a_long_step_is_traced_once_for_all_programs_and_loops():
 
 
 def test_a_suite_says_whether_it_is_small_and_can_be_drawn(monkeypatch):
-    monkeypatch.setattr("common.environment.gpu_unroll", lambda: 5)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     suite = Numbers(5)
     assert Environment(suite).unroll == 1
     with pytest.raises(ValueError, match="cannot be drawn"):
         suite.renderer()
     suite.is_small = True
-    assert Environment(suite).unroll == 5
-    assert make_env("CartPole-v1").unroll == 5
+    assert Environment(suite).unroll > 1
+    assert make_env("CartPole-v1").unroll > 1
 
 
 def test_a_suite_without_a_step_cannot_be_made():

@@ -196,7 +196,7 @@ def q_returns(rollout: Transition, next_q: jax.Array, gamma: float, q_lambda: fl
         return target, target
 
     inputs = rollout.reward, next_q, decay
-    return jax.lax.scan(accumulate, next_q[-1], inputs, reverse=True, unroll=gpu_unroll())[1]
+    return jax.lax.scan(accumulate, next_q[-1], inputs, reverse=True, unroll=gpu_unroll(16))[1]
 
 
 def make(config: Config) -> Algorithm:
