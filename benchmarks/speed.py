@@ -15,10 +15,10 @@ purejaxrl also needs a clone of https://github.com/luchris429/purejaxrl, and in 
 `purejaxrl` in it, whose modules import each other without the name of the package. rltools needs a clone of
 https://github.com/rl-tools/rl-tools, and its folder in RLTOOLS.
 
-The contenders of the cases of one algorithm compile side by side. Then those of a case run in turns, one at a time, so
-that whatever else the machine does meets all of them; their first runs do not count. All multiply matrices in float32.
-Reported are medians over the rounds; `ratio` is the median, over the rounds, of the first contender's speed over that
-of the one in the row.
+How long a start takes is measured by start.py. The contenders of the cases of one algorithm compile side by side. Then
+those of a case run in turns, one at a time, so that whatever else the machine does meets all of them; their first runs
+do not count. All multiply matrices in float32. Reported are medians over the rounds; `ratio` is the median, over the
+rounds, of the first contender's speed over that of the one in the row.
 """
 
 import argparse
@@ -55,7 +55,6 @@ COLUMNS = {
     "cores": "{:>6}",
     "env_steps_per_s": "{:>16}",
     "ratio": "{:>8}",
-    "compile_s": "{:>10}",  # imports and compilation, while others compile too; SBX compiles in its first run
     "peak_mib": "{:>9}",
     "share_of_peak": "{:>14}",  # floating-point operations of the updates over the rate of a matrix product
     "commit": "{:>8}",
@@ -328,7 +327,6 @@ def measure(case: Case, workers: list[Worker], rounds: int) -> list[dict]:
                 "cores": case.cores,
                 "env_steps_per_s": round(statistics.median(speeds)),
                 "ratio": round(statistics.median(a / b for a, b in zip(firsts, speeds, strict=True)), 2),
-                "compile_s": round(worker.ready["compile"], 1),
                 "peak_mib": round(worker.median("peak_kib") / 1024),
                 "share_of_peak": round(statistics.median(shares), 2) if flops else "",
                 "commit": commit,
