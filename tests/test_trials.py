@@ -35,7 +35,7 @@ import runner.devices.placement
 import runner.devices.programs
 from common.buffer import draw_rows, init_buffer
 from common.random import shuffle_epochs
-from runner.devices.placement import compile_init, compile_segment, make_placement, to_host
+from runner.devices.placement import compile_init, compile_program, compile_segment, make_placement, to_host
 from runner.files.load import load
 from runner.main import describe_program
 from runner.options.fields import Options
@@ -136,6 +136,15 @@ def test_a_single_trial_has_no_axis_for_which_xla_has_slower_programs(num_trials
     compile_segment(Branch, trials, settings, state, capacity=4)(settings, state, np.int32(0), np.int32(3))
     jax.effects_barrier()
     assert len(calls) == num_calls
+
+
+@pytest.mark.parametrize(("flags", "level"), [("", 2), ("--xla_backend_optimization_level=0", None)])
+def test_programs_compile_at_a_level_unless_the_user_names_one(flags, level, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    options = []
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda self, compiler_options: options.append(compiler_options))
+    compile_program(jax.jit(jnp.sin), 1.0)
+    assert options[0].get("xla_backend_optimization_level") == level
 
 
 def test_trials_with_large_states_are_trained_together(monkeypatch):

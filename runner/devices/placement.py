@@ -5,6 +5,7 @@ anything. With --devices-per-trial N each lives on N devices, which split its en
 XLA divides the program of the trial, and puts in what its devices have to exchange.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -151,8 +152,9 @@ def compile_init(make: Callable, placement: Placement, settings: Any) -> Callabl
 
 def compile_program(jitted: Callable, *inputs: Any) -> jax.stages.Compiled:
     """Compile a jitted function for arrays, which may be abstract."""
-    options = CPU_COMPILER if jax.default_backend() == "cpu" else {}
-    return jitted.lower(*inputs).compile(compiler_options=options)
+    is_chosen = "xla_backend_optimization_level" in os.environ.get("XLA_FLAGS", "")
+    is_default = jax.default_backend() != "cpu" or is_chosen
+    return jitted.lower(*inputs).compile(compiler_options={} if is_default else CPU_COMPILER)
 
 
 def compile_segment(make: Callable, placement: Placement, settings: Any, state: Any, capacity: int) -> Callable:
