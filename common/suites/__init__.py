@@ -9,6 +9,7 @@ import importlib
 import inspect
 import math
 import pkgutil
+import shlex
 import sys
 import traceback
 from abc import abstractmethod
@@ -128,7 +129,8 @@ def import_suite(suite: str) -> tuple[Any, list[str]]:
 
 
 def _describe_missing(module: Any, error: ModuleNotFoundError) -> str:
-    return f"needs {module.REQUIREMENT.partition('==')[0]}: pip install {module.REQUIREMENT} ({error})"
+    command = f"pip install {shlex.quote(module.REQUIREMENT)}"
+    return f"needs {module.REQUIREMENT.partition('==')[0]}: {command} ({error})"
 
 
 def find_maker(name: str) -> Any:
