@@ -28,9 +28,10 @@ def _orthonormal_rows(key: jax.Array, num_rows: int, size: int, dtype: jnp.dtype
     normal = jax.random.normal(key, (num_rows, size), dtype)
 
     def add_row(i, rows):
-        row = normal[i]
-        for _ in range(2):  # a second pass removes the rounding errors of the first
-            row = row - jnp.matmul(jnp.matmul(rows, row, precision="highest"), rows, precision="highest")
+        def project(_, row):
+            return row - jnp.matmul(jnp.matmul(rows, row, precision="highest"), rows, precision="highest")
+
+        row = jax.lax.fori_loop(0, 2, project, normal[i])  # a second pass removes the rounding errors of the first
         return rows.at[i].set(row / jnp.linalg.norm(row))
 
     return jax.lax.fori_loop(0, num_rows, add_row, jnp.zeros_like(normal))
