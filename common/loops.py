@@ -1,4 +1,4 @@
-"""Loops for GPUs, which are bound by the number of kernels that a round launches."""
+"""Loops that launch few kernels on a GPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 
 def gpu_unroll(rounds: int) -> int:
-    """`jax.lax.scan(..., unroll=gpu_unroll(4))`: rounds of a short loop that a GPU runs as one, 1 elsewhere.
+    """The `unroll` of a `jax.lax.scan` with a short body: `rounds` on a GPU, 1 elsewhere.
 
-    More rounds are fewer kernels and longer compilation (benchmarks/NOTES.md).
+    Each round that is unrolled saves kernels and takes longer to compile (benchmarks/NOTES.md).
     """
     return rounds if jax.default_backend() == "gpu" else 1
 
@@ -23,7 +23,6 @@ def scan_mean(body: Callable, carry: Any, xs: Any, unroll: int = 1) -> tuple[Any
     Raises:
         ValueError: naming an output that is an array.
     """
-
     body = jax.jit(body, inline=True)  # traced once for both uses
 
     def add(carry_and_total, x):

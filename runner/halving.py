@@ -53,12 +53,12 @@ def describe_rungs(experiment: Experiment) -> str:
 
 
 def choose(scores: np.ndarray, untrained: np.ndarray, factor: int) -> np.ndarray:
-    """Indices of the settings that go on, ascending: the best of their means over seeds, one in `factor`, at least one,
+    """Indices of the settings that go on, ascending: the best by the mean over seeds, one in `factor`, at least one,
     and all that tie with the last of these, so that the order of the settings decides nothing.
 
-    The mean counts a seed that has begun to learn among others that have not, which the IQM would leave out. While no
-    seed of any setting scores better than it did untrained, all settings go on, and while every setting has a seed that
-    diverged, all do that have another one; only a setting whose seeds have all diverged stays behind.
+    The mean counts a seed that has begun to learn among others that have not, which the IQM would leave out. All go on
+    while no seed of any setting scores better than it did untrained, or while every setting has a seed that diverged;
+    then a setting stays behind only if its seeds have all diverged, and others' have not.
 
     Args:
         scores: [num_settings, num_seeds]; NaN of a seed that diverged: its setting takes no place, also not a free one.
@@ -68,8 +68,8 @@ def choose(scores: np.ndarray, untrained: np.ndarray, factor: int) -> np.ndarray
     best = np.sort(means[~np.isnan(means)])[::-1][: count_places(len(scores), factor)]
     if len(best) and (scores > untrained).any():
         return np.flatnonzero(means >= best[-1])
-    has_diverged = np.isnan(scores).all(axis=1)
-    return np.flatnonzero(~has_diverged | has_diverged.all())
+    all_diverged = np.isnan(scores).all(axis=1)
+    return np.flatnonzero(~all_diverged | all_diverged.all())
 
 
 def describe_cut(scores: np.ndarray, untrained: np.ndarray, factor: int) -> str:

@@ -46,8 +46,8 @@ from runner.rungs import Run, plan_rungs
 def run(script: str, config_class: type, make: Callable) -> None:
     """The command line of a script: read sys.argv, train, evaluate, write files.
 
-    Exits with status 2 and one line on stderr if the input is bad, with 128 + signal after Ctrl-C or SIGTERM, and
-    with 1 if memory runs out, another process ended too early or a file of the report cannot be written.
+    Exits with status 2 and one line on stderr if the input is bad, with 128 + signal after Ctrl-C, SIGTERM or SIGHUP,
+    and with 1 if memory runs out, another process ended too early or a file of the report cannot be written.
     """
     timing = Timing()
     atexit.register(gc.freeze)  # else Python looks for garbage among all objects before it ends: 0.9 s
@@ -62,6 +62,7 @@ def run(script: str, config_class: type, make: Callable) -> None:
             prepared.begin()
             import_ahead("runner.report.results")
             results = prepared.train()
+            # A stopped run is reported only if all its trials are at one iteration.
             if not prepared.stop.received or (results and prepared.is_single):
                 finish(prepared, results)
         except ValueError as error:

@@ -189,16 +189,17 @@ class Run:
     def cut(self) -> None:
         """Choose the settings that go on to the next rung."""
         experiment, rung, result = self.experiment, self.rungs[-1], self.read_rung(-1)
-        factor, score, settings = experiment.halving_factor, "eval_episode_return", rung.settings
-        if score in result.scores and result.evaluations[EVAL_STEPS][0] == 0:
-            trials, untrained = experiment.select(settings), result.evaluations[score][:, 0]
-            final = np.where(result.scores["is_healthy"], result.scores[score], np.nan)
-            scores = trials.by_setting(final), trials.by_setting(untrained), factor
-            settings, what = tuple(settings[i] for i in choose(*scores)), describe_cut(*scores)
+        factor, metric, settings = experiment.halving_factor, "eval_episode_return", rung.settings
+        if metric in result.scores and result.evaluations[EVAL_STEPS][0] == 0:
+            final = np.where(result.scores["is_healthy"], result.scores[metric], np.nan)
+            untrained = result.evaluations[metric][:, 0]
+            final, untrained = (experiment.select(settings).by_setting(x) for x in (final, untrained))
+            message = describe_cut(final, untrained, factor)
+            settings = tuple(settings[i] for i in choose(final, untrained, factor))
         else:
-            what = f"an evaluation has failed, all {len(settings)} go on"
+            message = f"an evaluation has failed, all {len(settings)} go on"
         stops = plan_stops(experiment.num_settings, experiment.config.num_iterations, factor)
-        print(f"rung {len(self.rungs)} of {len(stops)}: {what}", flush=True)
+        print(f"rung {len(self.rungs)} of {len(stops)}: {message}", flush=True)
         self.rungs.append(Rung(settings, stops[len(self.rungs)], []))
         self.write_record()
 

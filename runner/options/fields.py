@@ -27,7 +27,7 @@ class Options:
     # train all settings of a sweep to 1/N**2 of the run, the best 1/N of them to 1/N, and the best 1/N of those to the
     # end, with more or fewer such rungs for more or fewer settings; off: train all to the end
     sweep_halve: str = "off"
-    # statistic over seeds that ranks the settings of a sweep; worst-quarter: mean of the worst quarter of the seeds
+    # statistic over seeds that ranks a sweep at the end; worst-quarter: mean of the worst quarter of the seeds
     rank_by: Literal["iqm", "mean", "worst-quarter"] = "iqm"
     out: str = "runs"  # results go to OUT/<script>/<env>/NAME
     name: str = ""  # folder of this run; empty: date and time
