@@ -122,13 +122,18 @@ def _fields(settings: dict) -> dict:
     return {name: tuple(x) if isinstance(x, list) else x for name, x in settings.items()}
 
 
-def compile_iteration(script: str, seeds: int, config: Any) -> jax.stages.Compiled:
-    """The program of one iteration, compiled for TARGET."""
-    algorithm = importlib.import_module(script).make(config)
+def find_gpu() -> NamedSharding:
+    """A placement on the GPU of TARGET."""
     topology = topologies.get_topology_desc(
         platform="cuda", topology_name="gpu", topology="1x1x1", target_config=TARGET
     )
-    sharding = NamedSharding(Mesh(np.array(topology.devices[:1]), ("trial",)), PartitionSpec())
+    return NamedSharding(Mesh(np.array(topology.devices[:1]), ("trial",)), PartitionSpec())
+
+
+def compile_iteration(script: str, seeds: int, config: Any) -> jax.stages.Compiled:
+    """The program of one iteration, compiled for TARGET."""
+    algorithm = importlib.import_module(script).make(config)
+    sharding = find_gpu()
 
     def place(x):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
