@@ -253,6 +253,14 @@ def test_per_draws_rows_in_proportion_to_their_priorities():
     np.testing.assert_allclose(counts / 60_000, priorities / priorities.sum(), atol=1e-4)
 
 
+def test_per_never_draws_a_row_that_is_not_written():
+    """The last stratum's number, (127 + u) / 128, now and then rounds to 1."""
+    priorities = jnp.zeros(384).at[:200].set(0.1)
+    numbers = jnp.float32([1.0, 1 - 2**-24])
+    rows = jax.jit(cook("PER").draw_prioritized)(priorities, numbers)
+    np.testing.assert_array_equal(rows, [199, 199])
+
+
 def test_per_weighs_the_errors_and_renews_the_priorities():
     """Without discount and learning rate an error is Q minus the reward, which is 1."""
     module, changes = cook("PER"), {"gamma": 0.0, "learning_rate": 0.0, "per_alpha": 0.5, "hidden_sizes": (4,)}
