@@ -12,6 +12,8 @@ as tracing.
 
 import argparse
 import csv
+import dataclasses
+import importlib
 import json
 import os
 import re
@@ -41,8 +43,13 @@ def command(contender: Contender, python: str) -> list[str]:
     if contender.peer:
         return [python, str(FOLDER / "worker.py"), contender.script, "1", json.dumps(contender.settings)]
     words = [python, str(ROOT / f"{contender.script}.py")]
-    for name, x in contender.settings.items():
-        words += [f"--{name.replace('_', '-')}", *map(str, x if isinstance(x, tuple) else [x])]
+    config = importlib.import_module(contender.script).Config(**contender.settings)
+    for name, x in dataclasses.asdict(config).items():  # all fields, since a preset would set some
+        flag = name.replace("_", "-")
+        if isinstance(x, bool):
+            words.append(f"--{flag}" if x else f"--no-{flag}")
+        elif x != ():
+            words += [f"--{flag}", *map(str, x if isinstance(x, tuple) else [x])]
     return words
 
 
