@@ -259,6 +259,10 @@ def test_per_never_draws_a_row_that_is_not_written():
     numbers = jnp.float32([1.0, 1 - 2**-24])
     rows = jax.jit(cook("PER").draw_prioritized)(priorities, numbers)
     np.testing.assert_array_equal(rows, [199, 199])
+    values = np.random.default_rng(0).uniform(0.1, 5.0, (100, 40_000)).astype(np.float32)
+    priorities = np.where(np.arange(50_048) < 40_000, np.pad(values, ((0, 0), (0, 10_048))), 0)
+    draw = jax.jit(jax.vmap(cook("PER").draw_prioritized, (0, None)))
+    assert (draw(jnp.asarray(priorities), numbers) < 40_000).all()  # sums of blocks round, each in its own way
 
 
 def test_per_weighs_the_errors_and_renews_the_priorities():
