@@ -11,10 +11,12 @@ import importlib
 import time
 from typing import Any
 
+from kernels import find_gpu  # before JAX, which it tells that there is a GPU
+
+# isort: split
 import jax
 import jax.numpy as jnp
 import worker
-from kernels import find_gpu  # first: it tells JAX that there is a GPU
 from speed import CASES, GPU_CASES, Contender
 
 CHOSEN = ("ppo-1", "ppo-128", "dqn-10k", "dqn-128", "sac-1", "sac-128", "td3-1", "td3-128")

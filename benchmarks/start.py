@@ -31,7 +31,6 @@ from runner.files.store import write_table
 
 TABLE, PAGE, BEGIN = FOLDER / "results" / "start.csv", FOLDER / "NOTES.md", "<!-- made by benchmarks/start.py -->"
 CHOSEN = ("ppo-1", "dqn-10k", "sac-1", "td3-1")
-LIBRARIES = {"": "ours", "purejaxrl": "PureJaxRL", "rejax": "Rejax"}
 PHASES = ("imports", "trace", "compile", "train", "rest", "total")
 COLUMNS = ("case", "contender", "start", *(f"{phase}_s" for phase in PHASES))
 TRACED = re.compile(r"Finished (?:tracing|jaxpr to MLIR module conversion) .* in ([\d.e-]+) sec")
@@ -127,7 +126,7 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="measure nothing")
     arguments = parser.parse_args()
     pythons = {"": sys.executable} | dict(peer.split("=", 1) for peer in arguments.peers)
-    if unknown := set(pythons) - set(LIBRARIES):
+    if unknown := set(pythons) - {"", "purejaxrl", "rejax"}:
         parser.error(f"--peers: {unknown.pop()} is neither purejaxrl nor rejax")
     tables = {name: [] for name in CHOSEN}
     if TABLE.exists():

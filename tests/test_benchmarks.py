@@ -12,6 +12,7 @@ import pytest
 from helpers import ROOT, execute
 
 from common.environment import make_env
+from runner.main import parse_command_line
 from runner.report.statistics import confidence_interval, iqm
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -20,6 +21,7 @@ import environments
 import gymnasium_scores
 import settings
 import speed
+import start
 import tables
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -57,6 +59,20 @@ def test_the_scripts_take_the_settings_of_every_case(cases, monkeypatch):
         monkeypatch.setattr(module, "make_env", lambda env, known=known: make_env(known))
         module.make(config)
         assert config.num_iterations > 0
+
+
+@pytest.mark.parametrize("name", start.CHOSEN)
+def test_the_command_of_a_start_has_the_settings_of_its_case(name, monkeypatch):
+    """A preset of the environment would set others."""
+    contender = next(case for case in speed.CASES if case.name == name).contenders[0]
+    module = importlib.import_module(contender.script)
+    monkeypatch.setattr("sys.argv", start.command(contender, "python")[1:])
+    config, *_ = parse_command_line(module.__file__, module.Config)
+    assert config == module.Config(**contender.settings)
+
+
+def test_seconds_at_once_count_once():
+    assert start.length([(3.0, 4.0), (0.0, 2.0), (1.0, 1.5), (1.0, 3.0)]) == 4.0
 
 
 @pytest.mark.slow
