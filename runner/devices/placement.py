@@ -18,7 +18,7 @@ from common.random import is_key
 from runner.devices.memory import num_bytes
 
 CACHED_TRIALS = 8  # trials trained together on a CPU core; more overflow the caches, fewer are slower
-# LLVM's level 2: level 3, XLA's default, compiles up to twice as long for programs that are no faster.
+# LLVM's level; 3, XLA's default, compiles up to twice as long for programs that are as fast (benchmarks/NOTES.md).
 CPU_COMPILER = {"xla_backend_optimization_level": 2}
 COPIED_BYTES = 8 * 2**20  # largest State of a trial that is copied in and out of a group, once per segment
 # Fields of State that every device of a trial holds whole: each reads all of it. The others belong to the environments.
