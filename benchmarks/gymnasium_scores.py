@@ -32,13 +32,14 @@ from runner.report.statistics import bootstrap_interval, iqm, probability_of_imp
 PAIRS = {pair.name: pair for pair in FAMILIES[HEADLINE]}
 FILE = ROOT / "benchmarks" / "results" / "gymnasium.csv"
 PAGE, BEGIN = ROOT / "docs" / "environments.md", "<!-- made by benchmarks/gymnasium_scores.py -->"
+NUM_SEEDS = 20
 COLUMNS = ("row", "seed", "gymnax", "gymnasium")
 
 
 def trained(pair: Pair, out: Path) -> Path:
     """The folder of a finished run."""
     folder = out / pair.script / pair.env / "gymnasium"
-    begin = ["--env", pair.env, "--num-seeds", str(pair.num_seeds), "--out", str(out), "--name", folder.name]
+    begin = ["--env", pair.env, "--num-seeds", str(NUM_SEEDS), "--out", str(out), "--name", folder.name]
     begin += ["--eval-every", "0", "--eval-episodes", str(FINAL_EPISODES)]
     if not (folder / "summary.json").exists():
         arguments = ["--resume", str(folder)] if (folder / "config.json").exists() else begin
