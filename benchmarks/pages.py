@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 from pictures import normalized_returns, picture_of, slug
 from restamp import EQUAL
-from rows import FAMILIES, GPU, HIGHLIGHTS, OPTIONS, PAIRS, Pair
+from rows import FAMILIES, GPU, HIGHLIGHTS, OPTIONS, PAIRS, Pair, has_failed, wilson, wins
+from seeds import number_table, twenty_table, with_many_seeds, wrong_answers
 from tables import FOLDER, ROOT, markdown, with_table
 
 from runner.report.statistics import (
     aggregate_iqm,
     bootstrap_interval,
-    iqm,
     mean_share,
     probability_of_improvement,
     summarize,
 )
 
+HOW_GOOD = ROOT / "docs" / "how-good.md"
 BEGIN = "<!-- made by benchmarks/results.py{} -->"
 SHORT = ("script", "environment", "env steps per seed", "IQM", "95 % interval", "worst seed", "best published")
 
@@ -29,6 +30,7 @@ def pages(raws: dict[Pair, dict[str, Any]]) -> dict[Path, str]:
     """The text of every page with what the raw files say between its comments."""
     blocks = result_blocks(raws)
     texts = {page: filled(page, blocks) for page in (FOLDER / "RESULTS.md", FOLDER / "GPU.md")}
+    texts[HOW_GOOD] = filled(HOW_GOOD, {"published": beside_published(raws)})
     rows = {ROOT / "README.md": [pair for pair in raws if pair.name in HIGHLIGHTS]}
     for script in dict.fromkeys(pair.script for pair in PAIRS):
         rows[ROOT / "docs" / f"{script}.md"] = [x for x in raws if x.script == script and not x.changes]
@@ -50,13 +52,15 @@ def result_blocks(raws: dict[Pair, dict[str, Any]]) -> dict[str, list[str]]:
     """The generated blocks of RESULTS.md and GPU.md, by the names in their comments."""
     others = {pair: raw for pair, raw in raws.items() if pair not in FAMILIES[GPU]}
     counted = [raw for pair, raw in others.items() if pair.bar is not None or not pair.changes]
-    failed, seeds = (sum(map(count, counted)) for count in (count_failed, lambda raw: len(raw["final_episode_return"])))
+    failed = np.concatenate([has_failed(raw) for raw in counted])
     which = "without the rows of GPU.md and those that change a preset and have no bar"
+    hundreds = with_many_seeds(raws)
     return {slug(family): family_table(family, raws) for family in FAMILIES} | {
-        "failed": [f"{failed} of {seeds} seeds have failed, {which}."],
+        "failed": [f"{failed.sum()} of {len(failed)} seeds have failed, {which}."],
         "achievements": achievement_table(others),
         "beside-dqn": beside_dqn(raws),
-        "bars": bars(raws),
+        "twenty": twenty_table(hundreds),
+        "number-of-seeds": number_table(wrong_answers(hundreds)),
         "programs": restamped(raws),
         "aggregate": aggregate_table(raws),
         "speed": speed_table(),
@@ -83,7 +87,7 @@ def table(raws: dict[Pair, dict[str, Any]], folder: Path, columns: tuple[str, ..
 def cells(pair: Pair, raw: dict[str, Any], folder: Path) -> dict[str, str]:
     """The row of a pair, by column."""
     scores = np.array(raw["final_episode_return"])
-    x = summarize(scores)
+    x, failed = summarize(scores), has_failed(raw)
     digits = 1 if np.abs(scores).max() >= 10 else 2
     seeds = f"{len(scores)}"
     sampled = "sampled actions" if pair.is_sampled else ""
@@ -99,18 +103,12 @@ def cells(pair: Pair, raw: dict[str, Any], folder: Path) -> dict[str, str]:
         "mean": f"{x['mean']:.{digits}f}",
         "worst quarter": f"{x['worst_quarter']:.{digits}f}",
         "worst seed": f"{x['min']:.{digits}f}",
-        "failed seeds": str(count_failed(raw)),
+        "failed seeds": "{} of {}, {:.1%} to {:.1%}".format(failed.sum(), len(failed), *wilson(failed)[1:]),
         "seeds": seeds,
         "random actions": f"{raw['random_episode_return']:.{digits}f}",
         "best published": pair.published,
         "time": (f"{raw['timing']['wall_seconds']:.0f} s" if raw["timing"] else "not timed") + earlier,
     }
-
-
-def count_failed(raw: dict[str, Any]) -> int:
-    """Seeds that end below half of the way from random actions to the IQM of the row."""
-    scores, random = np.array(raw["final_episode_return"]), raw["random_episode_return"]
-    return int(np.sum(scores < (random + iqm(scores)) / 2))
 
 
 def restamped(raws: dict[Pair, dict[str, Any]]) -> list[str]:
@@ -168,24 +166,20 @@ def improvement(raw: dict[str, Any], base: dict[str, Any]) -> str:
     return "{:.2f}, {:.2f} to {:.2f}".format(*probability_of_improvement([scores]))
 
 
-def bars(raws: dict[Pair, dict[str, Any]]) -> list[str]:
-    """A Markdown table of all rows with a goal or a published number."""
-    columns, lines = ("script", "environment", "env steps per seed", "IQM"), []
+def beside_published(raws: dict[Pair, dict[str, Any]]) -> list[str]:
+    """A Markdown table of the rows with a published number: the share of our seeds that score higher than it."""
+    columns, lines = ("script", "environment", "env steps per seed", "IQM", "95 % interval", "worst quarter"), []
+    shares = []
     for pair, raw in raws.items():
-        if pair.bar is not None or pair.best is not None:
-            row, x = cells(pair, raw, FOLDER), summarize(np.array(raw["final_episode_return"]))
-            lines.append([*(row[column] for column in columns), *reached(x, pair.bar), *reached(x, pair.best)])
-    return markdown((*columns, "goal", "reached", "best published", "reached"), lines)
-
-
-def reached(scores: dict[str, float], goal: float | None) -> list[str]:
-    """The cells of a goal: its value, and whether an IQM reaches it, rounded as the goals are."""
-    if goal is None:
-        return ["", ""]
-    decimals = max(1, len(f"{goal:g}".partition(".")[2]))
-    if round(scores["iqm"], decimals) >= goal:
-        return [f"{goal:g}", "yes"]
-    return [f"{goal:g}", "within" if scores["ci_high"] >= goal else "no"]
+        if pair.best is not None:
+            row, scores = cells(pair, raw, HOW_GOOD.parent), np.array(raw["final_episode_return"])
+            shares.append(wilson(wins(scores, pair.best)))
+            share = "{:.2f}, {:.2f} to {:.2f}".format(*shares[-1])
+            lines.append([*(row[name] for name in columns), pair.published, f"{len(scores)}", share])
+    better, worse = sum(low > 0.5 for _, low, _ in shares), sum(high < 0.5 for _, _, high in shares)
+    rest = f"in {len(shares) - better - worse} the interval of P has 0.5 in it"
+    table = markdown((*columns, "published", "seeds", "P(ours > best published)"), lines)
+    return [f"Ours are better in {better} rows and worse in {worse}; {rest}.", "", *table]
 
 
 def aggregate_table(raws: dict[Pair, dict[str, Any]]) -> list[str]:
@@ -202,9 +196,9 @@ def aggregate_table(raws: dict[Pair, dict[str, Any]]) -> list[str]:
 def beats(scores: list[np.ndarray]) -> tuple[float, float, float]:
     """Probability that a random seed scores above 1, the mean over environments, and its 95 % interval; [num_seeds]
     for each environment."""
-    wins = [np.where(np.isclose(x, 1.0), 0.5, x > 1.0) for x in scores]
-    low, high = bootstrap_interval(wins, mean_share)
-    return float(mean_share(*wins)), float(low), float(high)
+    won = [wins(x, 1.0) for x in scores]
+    low, high = bootstrap_interval(won, mean_share)
+    return float(mean_share(*won)), float(low), float(high)
 
 
 def speed_table() -> list[str]:

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, NullFormatter, PercentFormatter
 from rows import FAMILIES, OPTIONS, Pair
+from seeds import plot_numbers, with_many_seeds, wrong_answers
 from tables import FOLDER
 
 from runner.report.plots import style
@@ -41,6 +42,7 @@ def draw(raws: dict[Pair, dict[str, Any]]) -> None:
         if shown and family != OPTIONS:
             plot(FOLDER / "results" / picture_of(family), shown)
     plot_aggregate(FOLDER / "results" / "aggregate.png", normalized_returns(curves))
+    plot_numbers(wrong_answers(with_many_seeds(raws)))
 
 
 def picture_of(family: str) -> str:

@@ -7,11 +7,11 @@
     python benchmarks/results.py --stale                  # the rows whose program is another one today
     python benchmarks/results.py --restamp COMMIT         # those of them that compute what that of COMMIT computed
 
-A pair is trained on seeds 0 to 19 with a preset of its script, evaluated 20 times while it trains (32 whole episodes
-for each seed) and at the end over 100 whole episodes for each seed. A training run that was stopped is continued, and
-one that has ended is not repeated: remove its folder, `runs/<script>/<env>/results`, to train it afresh. The raw file
-`results/raw/<script>-<env>.json` has the commands, every seed's curve and final score, and the machine. Folder and
-file of a preset with a name end in `-<name>`, those of a changed setting in `-<field>-<value>`.
+A pair is trained on its seeds, from 0 on, with a preset of its script, evaluated 20 times while it trains (32 whole
+episodes for each seed) and at the end over 100 whole episodes for each seed. A training run that was stopped is
+continued, and one that has ended is not repeated: remove its folder, `runs/<script>/<env>/results`, to train it afresh.
+The raw file `results/raw/<script>-<env>.json` has the commands, every seed's curve and final score, and the machine.
+Folder and file of a preset with a name end in `-<name>`, those of a changed setting in `-<field>-<value>`.
 """
 
 import argparse

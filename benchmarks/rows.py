@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import hidden_velocity  # noqa: F401  # registers its environments
+import numpy as np
 from tables import FOLDER, ROOT, read
 
 from common.presets import preset
 from runner.options.parse import to_flags
+from runner.report.statistics import iqm
 
 RAW = FOLDER / "results" / "raw"
 HEADLINE, GPU, OPTIONS = "Classic control", "Presets of GPU size", "Options"  # families with rules of their own
@@ -88,3 +90,24 @@ def settings(pair: Pair) -> dict[str, Any]:
 def read_raws() -> dict[Pair, dict[str, Any]]:
     """The recorded content of each pair that has a raw file."""
     return {pair: read(pair.path) for pair in PAIRS if pair.path.exists()}
+
+
+def has_failed(raw: dict[str, Any]) -> np.ndarray:
+    """Which seeds end below half of the way from random actions to the IQM of the row, [num_seeds]."""
+    scores, random = np.array(raw["final_episode_return"]), raw["random_episode_return"]
+    return scores < (random + iqm(scores)) / 2
+
+
+def wins(scores: np.ndarray, published: float) -> np.ndarray:
+    """1 where a score is higher than the published number, 0.5 where it is the same, else 0; [num_seeds]."""
+    return np.where(np.isclose(scores, published), 0.5, scores > published)
+
+
+def wilson(x: np.ndarray) -> tuple[float, float, float]:
+    """The mean of x, [num_seeds], each 0 or 1, and its 95 % interval, Wilson's (1927), which holds at 0 and 1 too.
+
+    It is too wide where x has halves, of ties.
+    """
+    n, share, z2 = len(x), float(np.mean(x)), 1.96**2
+    middle, half = share + z2 / (2 * n), (z2 * (share * (1 - share) / n + z2 / (4 * n**2))) ** 0.5
+    return share, (middle - half) / (1 + z2 / n), (middle + half) / (1 + z2 / n)

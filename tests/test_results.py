@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from helpers import ROOT, capture
+from scipy import stats
 
 from runner.report.statistics import iqm
 
@@ -20,6 +21,7 @@ import pictures
 import restamp
 import results
 import rows
+import seeds
 import tables
 import training
 
@@ -55,19 +57,43 @@ def test_an_option_changes_one_setting_of_a_row(pair):
     assert len(pair.changes) == 1
 
 
-@pytest.mark.parametrize(
-    ("iqm", "high", "goal", "verdict"),
-    [
-        (-149.96, -140.0, -150.0, "yes"),
-        (-150.1, -149.0, -150.0, "within"),
-        (-150.1, -150.05, -150.0, "no"),
-        (4.951, 4.951, 4.97, "no"),
-        (4.966, 4.966, 4.97, "yes"),
-    ],
-)
-def test_a_goal_is_reached_missed_or_within_the_interval(iqm, high, goal, verdict):
-    """Rounded as the goal is."""
-    assert pages.reached({"iqm": iqm, "ci_high": high}, goal) == [f"{goal:g}", verdict]
+def test_the_interval_of_a_share_is_wilsons():
+    """That of scipy, and where no seed failed it still says that one in n may."""
+    for count, n in ((0, 5), (0, 100), (3, 100), (20, 20)):
+        expected = stats.binomtest(count, n).proportion_ci(0.95, "wilson")
+        np.testing.assert_allclose(rows.wilson(np.arange(n) < count), (count / n, *expected), atol=1e-5)
+
+
+def test_a_seed_has_failed_below_half_of_the_way_from_random_actions():
+    raw = {"final_episode_return": [10.0] * 12 + [4.9, 5.1, 0.0], "random_episode_return": 0.0}  # IQM 10
+    assert rows.has_failed(raw).tolist() == [False] * 12 + [True, False, True]
+
+
+def test_few_seeds_answer_otherwise_than_all():
+    """Of 100 seeds 60 beat the published 0 and 10 fail; a better script, and one half of whose seeds beat it."""
+    pair = rows.Pair("ppo", "CartPole-v1", best=0.0)
+    scores = np.array([-8.0] * 10 + [-1.0] * 30 + [1.0] * 60)
+    raws = {
+        pair: {"final_episode_return": scores.tolist(), "random_episode_return": -10.0},
+        rows.Pair("dqn", "CartPole-v1"): {"final_episode_return": [2.0] * 100, "random_episode_return": -10.0},
+        rows.Pair("sac", "CartPole-v1", best=0.0): {
+            "final_episode_return": [-1, 3] * 50,
+            "random_episode_return": -10.0,
+        },
+        rows.Pair("dqn", "Acrobot-v1"): {"final_episode_return": [0.0] * 100, "random_episode_return": -10.0},
+    }
+    found = seeds.wrong_answers(raws)
+    assert {question: list(x) for question, x in found.items()} == {
+        "published": ["ppo/CartPole-v1"],
+        "script": ["ppo < dqn, CartPole-v1", "ppo < sac, CartPole-v1", "dqn > sac, CartPole-v1"],
+        "failed": ["ppo/CartPole-v1"],
+    }
+    n = np.arange(1, 101)
+    losses = stats.binom(n, 0.4)
+    expected = losses.sf(n // 2) + np.where(n % 2 == 0, losses.pmf(n // 2), 0.0) / 2  # a tie is half an answer
+    np.testing.assert_allclose(found["published"]["ppo/CartPole-v1"], expected, atol=0.03)
+    np.testing.assert_allclose(found["failed"]["ppo/CartPole-v1"], 0.9**n, atol=0.03)
+    assert (found["script"]["ppo < dqn, CartPole-v1"] == 0.0).all()
 
 
 # -- Raw files ---------------------------------------------------------------------------------------------------------
