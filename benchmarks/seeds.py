@@ -18,10 +18,10 @@ NUMBERS = 3, 5, 10, 20  # of seeds, in the table
 SHOWN = 50  # seeds at most, in the picture
 DRAWS = 4_000
 PICTURE = "number-of-seeds.png"
-QUESTIONS = {
-    "published": "says the wrong one of ours and the published number",
-    "script": "says the wrong one of two scripts",
-    "failed": "sees none of the seeds that fail",
+QUESTIONS = {  # and what n seeds are that answer them otherwise than all
+    "published": "wrong about the published number",
+    "script": "wrong about two scripts",
+    "failed": "blind to seeds that fail",
 }
 
 
@@ -72,7 +72,7 @@ def number_table(answers: dict[str, dict[str, np.ndarray]]) -> list[str]:
         shares = np.array(list(rows.values()))[:, np.array(NUMBERS) - 1]  # [rows, NUMBERS]
         cells = [f"{mean:.0%} ({high:.0%})" for mean, high in zip(shares.mean(axis=0), shares.max(axis=0), strict=True)]
         lines.append([QUESTIONS[question], f"{len(rows)}", *cells])
-    return markdown(("what n seeds do", "rows", *(f"{n} seeds" for n in NUMBERS)), lines)
+    return markdown(("n seeds are", "rows", *(f"{n} seeds" for n in NUMBERS)), lines)
 
 
 def twenty_table(raws: dict[Pair, dict[str, Any]]) -> list[str]:
@@ -99,7 +99,7 @@ def plot_numbers(answers: dict[str, dict[str, np.ndarray]]) -> None:
         shares = np.array(list(rows.values()))[:, :SHOWN]
         axes.plot(counts, shares.T, color="#7F7F7F", linewidth=0.7)
         axes.plot(counts, shares.mean(axis=0), color="#0072B2", linewidth=2.0)
-        axes.set_title(f"{QUESTIONS[question]}\n({len(rows)} rows, and their mean)", fontsize="small")
+        axes.set_title(f"{QUESTIONS[question]}\n(rows: {len(rows)}; blue: their mean)", fontsize="small")
         axes.set_xscale("log")
         axes.set_xticks([1, *NUMBERS, SHOWN], minor=False)
         axes.set_xticks([], minor=True)
