@@ -168,8 +168,8 @@ def improvement(raw: dict[str, Any], base: dict[str, Any]) -> str:
 
 def beside_published(raws: dict[Pair, dict[str, Any]]) -> list[str]:
     """A Markdown table of the rows with a published number: the share of our seeds that score higher than it."""
-    columns, lines = ("script", "environment", "env steps per seed", "IQM", "95 % interval", "worst quarter"), []
-    shares = []
+    columns = ("script", "environment", "env steps per seed", "IQM", "95 % interval", "worst quarter")
+    lines, shares = [], []
     for pair, raw in raws.items():
         if pair.best is not None:
             row, scores = cells(pair, raw, HOW_GOOD.parent), np.array(raw["final_episode_return"])
@@ -178,8 +178,8 @@ def beside_published(raws: dict[Pair, dict[str, Any]]) -> list[str]:
             lines.append([*(row[name] for name in columns), pair.published, f"{len(scores)}", share])
     better, worse = sum(low > 0.5 for _, low, _ in shares), sum(high < 0.5 for _, _, high in shares)
     rest = f"in {len(shares) - better - worse} the interval of P has 0.5 in it"
-    table = markdown((*columns, "published", "seeds", "P(ours > best published)"), lines)
-    return [f"Ours are better in {better} rows and worse in {worse}; {rest}.", "", *table]
+    counts = f"Ours are better in {better} rows and worse in {worse}; {rest}."
+    return [counts, "", *markdown((*columns, "published", "seeds", "P(ours > best published)"), lines)]
 
 
 def aggregate_table(raws: dict[Pair, dict[str, Any]]) -> list[str]:

@@ -43,13 +43,12 @@ def wrong_answers(raws: dict[Pair, dict[str, Any]]) -> dict[str, dict[str, np.nd
     Returns:
         question -> row, or "A > B" -> shares [MANY], for n from 1 on.
     """
-    draws, counts = np.random.default_rng(0).integers(MANY, size=(DRAWS, MANY)), np.arange(1, MANY + 1)
+    draws = np.random.default_rng(0).integers(MANY, size=(DRAWS, MANY))
     answers = {question: {} for question in QUESTIONS}
 
     def ask(question: str, name: str, x: np.ndarray) -> None:
         """Whether the mean of x, [MANY], is positive; asked of the first n of each draw."""
-        found = np.sign(x[draws].cumsum(axis=1) / counts)
-        wrong = (1 - found * np.sign(x.mean())).mean(axis=0) / 2
+        wrong = (1 - np.sign(x[draws].cumsum(axis=1)) * np.sign(x.mean())).mean(axis=0) / 2
         if wrong[-1] < 0.025:
             answers[question][name] = wrong
 
