@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import gc
 import hashlib
-import importlib.metadata
 import secrets
 import signal
 import sys
@@ -31,7 +30,7 @@ from runner.experiment import Experiment, Part, Result
 from runner.files.checkpoint import named_leaves
 from runner.files.load import load
 from runner.files.lock import locked_folder, out_of_memory_hint, resume_hint
-from runner.files.record import PACKAGES, Record, read_config, read_options, read_record
+from runner.files.record import Record, read_config, read_options, read_record, versions
 from runner.files.store import write_metrics
 from runner.options.fields import OF_PROCESS, PRECISIONS, Options, resume_flag
 from runner.options.parse import check_unchanged, normalize_argv, parse, peek
@@ -166,9 +165,8 @@ def describe_program(script: str, config: Any, options: Options) -> dict[str, An
     kit = sorted(path for name in ("common", "runner") for path in (root / name).rglob("*.py"))
     texts = {f"the text of {Path(script).name}": [Path(script)], "the text of common/ and runner/": kit}
     digests = {name: hashlib.sha256(b"".join(map(Path.read_bytes, paths))).hexdigest() for name, paths in texts.items()}
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     shared = {name: x for name, x in dataclasses.asdict(options).items() if name not in OF_PROCESS}
-    return {"script": Path(script).name} | dataclasses.asdict(config) | shared | digests | versions
+    return {"script": Path(script).name} | dataclasses.asdict(config) | shared | digests | versions()
 
 
 def check_modes() -> None:

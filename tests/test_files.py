@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import errno
 import fcntl
+import importlib.metadata
 import json
 import math
 import os
@@ -27,7 +28,7 @@ from common.config import NonNegative
 from runner.experiment import EVAL_METRICS, Experiment, Part, Rung, append_metrics
 from runner.files import record as record_module
 from runner.files.lock import discard, locked_folder, out_of_memory_hint
-from runner.files.record import check_parts, read_config, read_experiment, read_options, read_record
+from runner.files.record import check_parts, read_config, read_experiment, read_options, read_record, versions
 from runner.files.store import CHECKPOINT, read_metrics, replacing, write_json, write_metrics, write_table
 from runner.options.fields import Options
 from runner.report.results import curve_rows
@@ -342,6 +343,18 @@ def test_a_record_gives_config_options_and_parts_back(tmp_path):
     assert record.parts == [(0, 2), (2, 5)]
     content = json.loads(path.read_text())
     assert content["packages"]["numpy"] == np.__version__
+
+
+def test_a_record_has_the_versions_of_simulators_that_are_installed(monkeypatch):
+    def version(name):
+        if name == "brax":
+            raise importlib.metadata.PackageNotFoundError
+        return f"of {name}"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    found = versions()
+    assert found["mujoco"] == "of mujoco"
+    assert "brax" not in found
 
 
 HALVED = dataclasses.replace(OPTIONS, num_seeds=2, sweep=("learning_rate=0.1,0.2,0.3",), sweep_halve="3")

@@ -1,5 +1,6 @@
 """The record of a run, config.json: what resumes the run, and what trains the same again. It outlives the code."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import os
@@ -22,6 +23,7 @@ from runner.options.sweep import count_settings, make_settings, read_axes
 
 MAX_TRIALS = 2**22  # of a record, so that a sweep in it does not fill the memory
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "safetensors", "numpy")
+SIMULATORS = ("gymnasium", "mujoco", "mujoco-mjx", "brax", "playground", "craftax", "navix", "xminigrid", "pgx")
 # The fields that are read again, with their types.
 FIELDS = {"script": str, "config": dict, "options": dict, "parts": list, "wandb_id": str}
 
@@ -78,8 +80,17 @@ def describe_machine(num_devices: int) -> dict[str, Any]:
         "device": f"{num_devices or jax.local_device_count()} x {jax.local_devices()[0].device_kind}",
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "packages": versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that decide what a run computes; of simulators, those that are installed."""
+    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    for name in SIMULATORS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def _git_commit(folder: Path) -> str | None:
