@@ -56,6 +56,7 @@ class Config:
     clip_value: bool = False  # clip the value loss; no gain in Andrychowicz et al. 2021
     vf_coef: NonNegative = 0.5  # weight of the value loss
     ent_coef: NonNegative = 0.01  # weight of the entropy bonus
+    log_std_init: float = 0.0  # log of the standard deviation of continuous actions at the start
     normalize_obs: bool = False  # normalise by running mean and variance
     normalize_reward: bool = False  # divide by the std of the discounted return
     reward_scale: Positive = 1.0  # factor of the rewards
@@ -111,6 +112,7 @@ class Actor(nn.Module):
 
     num_outputs: int  # number of actions, or action_dim
     is_discrete: bool
+    log_std_init: float  # of continuous actions
     torso: Callable  # () -> Torso
 
     @nn.compact
@@ -119,7 +121,8 @@ class Actor(nn.Module):
         x = nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(x)  # [*leading, num_outputs]
         if self.is_discrete:
             return distrax.Categorical(logits=forbid_illegal(x, obs))
-        log_std = self.param("log_std", nn.initializers.zeros, (self.num_outputs,), jnp.float32)
+        log_std_init = nn.initializers.constant(self.log_std_init)
+        log_std = self.param("log_std", log_std_init, (self.num_outputs,), jnp.float32)
         std = jnp.exp(clip_inward(log_std, -20.0, 2.0))  # outside, jnp.clip has no gradient
         std = jnp.broadcast_to(std, x.shape)  # distrax would leave it without the batch axes
         return distrax.MultivariateNormalDiag(x, std)
@@ -237,7 +240,8 @@ def make(config: Config) -> Algorithm:
     draw_noise = jax.random.gumbel if is_discrete else jax.random.normal
     torso = partial(Torso, activation=config.activation, layer_norm=config.layer_norm)
     value_sizes = config.value_hidden_sizes or config.hidden_sizes
-    actor = Actor(num_outputs, is_discrete, partial(torso, env.actor_shape, config.hidden_sizes))
+    actor_torso = partial(torso, env.actor_shape, config.hidden_sizes)
+    actor = Actor(num_outputs, is_discrete, config.log_std_init, actor_torso)
     critic = Critic(partial(torso, env.critic_shape, value_sizes))
 
     num_updates = config.num_epochs * config.num_minibatches  # per iteration, all at one rate

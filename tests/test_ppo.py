@@ -480,6 +480,12 @@ def test_minibatches_have_each_row_once_an_epoch():
     assert len({tuple(order) for order in orders}) == len(orders), "every epoch has an order of its own"
 
 
+def test_log_std_init_is_where_the_policy_starts():
+    for start in (0.0, -1.5):
+        state = make(Config(env="Pendulum-v1", log_std_init=start)).init(jax.random.key(0))
+        np.testing.assert_array_equal(state.params.actor["params"]["log_std"], np.float32([start]))
+
+
 def test_the_action_that_is_learned_from_is_not_clipped():
     """Two steps: the gradients of mean and log_std give back both sampled actions, which the environment saw clipped.
 
