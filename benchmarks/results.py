@@ -8,8 +8,9 @@
     python benchmarks/results.py --restamp COMMIT         # those of them that compute what that of COMMIT computed
 
 A pair is trained on its seeds, from 0 on, with a preset of its script, evaluated 20 times while it trains (32 whole
-episodes for each seed) and at the end over 100 whole episodes for each seed. A training run that was stopped is
-continued, and one that has ended is not repeated: remove its folder, `runs/<script>/<env>/results`, to train it afresh.
+episodes for each seed, 10 on MuJoCo) and at the end over 100 whole episodes for each seed. A training run that was
+stopped is continued, and one that has ended is not repeated: remove its folder, `runs/<script>/<env>/results`, to train
+it afresh.
 The raw file `results/raw/<script>-<env>.json` has the commands, every seed's curve and final score, and the machine.
 Folder and file of a preset with a name end in `-<name>`, those of a changed setting in `-<field>-<value>`.
 """

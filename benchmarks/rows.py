@@ -33,6 +33,7 @@ class Pair:
     best: float | None = None  # the best number in `published`
     changes: tuple[tuple[str, Any], ...] = ()  # fields of the Config that differ from the preset, and their values
     is_sampled: bool = False  # scores are of sampled actions, as the published one
+    eval_episodes: int = 32  # per seed in each evaluation of the curve
 
     @property
     def name(self) -> str:

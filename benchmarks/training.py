@@ -48,6 +48,7 @@ def train(pair: Pair, out: Path) -> dict[str, Any]:
     if pair.preset:
         train_command += ["--preset", pair.preset]
     train_command += to_flags(dict(pair.changes)) + ["--eval-sampled"] * pair.is_sampled
+    train_command += ["--eval-episodes", str(pair.eval_episodes)] * (pair.eval_episodes != Pair.eval_episodes)
     record = read(folder / "config.json") if (folder / "config.json").exists() else None
     if record and (record["config"], record["options"]["eval_sampled"]) != (settings(pair), pair.is_sampled):
         sys.exit(f"{folder} was trained with other settings than the preset of today: remove it")

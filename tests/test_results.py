@@ -227,11 +227,11 @@ def test_a_pair_is_trained_with_its_preset_and_changes(tmp_path, monkeypatch):
     commands = []
     monkeypatch.setattr(training, "call", lambda command: commands.append(command) or sys.exit())
     changes = (("layer_norm", True), ("gamma", 0.9))
-    for more in ({}, {"preset": "small", "changes": changes}):
+    for more in ({}, {"preset": "small", "changes": changes, "eval_episodes": 10}):
         with pytest.raises(SystemExit):
             training.train(rows.Pair("ppo", "brax/reacher", num_seeds=5, **more), tmp_path)
     begin, where = ["ppo.py", "--env", "brax/reacher", "--num-seeds", "5"], ["--out", str(tmp_path), "--name"]
-    flags = ["--preset", "small", "--layer-norm", "--gamma", "0.9"]
+    flags = ["--preset", "small", "--layer-norm", "--gamma", "0.9", "--eval-episodes", "10"]
     name = "results-small-layer_norm-True-gamma-0.9"
     assert commands == [[*begin, *where, "results"], [*begin, *flags, *where, name]]
 
