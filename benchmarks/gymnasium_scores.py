@@ -1,11 +1,11 @@
-"""Scores of the same policies in gymnax and in Gymnasium.
+"""Scores of the same policies here and in Gymnasium.
 
-    python benchmarks/gymnasium_scores.py                          # every row of classic control in RESULTS.md
+    python benchmarks/gymnasium_scores.py                          # the rows of classic control and MuJoCo
     python benchmarks/gymnasium_scores.py --only ppo/CartPole-v1   # this one
 
-20 seeds are trained with the preset and evaluated over 100 whole episodes each. Every policy is exported to ONNX and
-plays 100 episodes in Gymnasium's environment of the same name. Writes results/gymnasium.csv, in which other rows stay,
-and the table of docs/environments.md. A finished run is not trained again, and one that was stopped is continued.
+The policies are those of results.py, by whose code a row without a run is trained; of more seeds the first 20. Every
+policy is exported to ONNX and plays 100 episodes in Gymnasium's environment of the same name, as many as it was
+evaluated over. Writes results/gymnasium.csv, in which other rows stay, and the table of docs/environments.md.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from rows import FAMILIES, HEADLINE, Pair
 from tables import ROOT, markdown, read, with_table
-from training import FINAL_EPISODES
+from training import FINAL_EPISODES, folder_of, train
 
 from common.environment import make_env
 from runner.export.policy import make_model, make_policy
@@ -29,22 +29,11 @@ from runner.files.load import load
 from runner.files.store import write_table
 from runner.report.statistics import bootstrap_interval, iqm, probability_of_improvement
 
-PAIRS = {pair.name: pair for pair in FAMILIES[HEADLINE]}
+PAIRS = {pair.name: pair for pair in [*FAMILIES[HEADLINE], *FAMILIES["MuJoCo"]]}
 FILE = ROOT / "benchmarks" / "results" / "gymnasium.csv"
 PAGE, BEGIN = ROOT / "docs" / "environments.md", "<!-- made by benchmarks/gymnasium_scores.py -->"
-NUM_SEEDS = 20
-COLUMNS = ("row", "seed", "gymnax", "gymnasium")
-
-
-def trained(pair: Pair, out: Path) -> Path:
-    """The folder of a finished run."""
-    folder = out / pair.script / pair.env / "gymnasium"
-    begin = ["--env", pair.env, "--num-seeds", str(NUM_SEEDS), "--out", str(out), "--name", folder.name]
-    begin += ["--eval-every", "0", "--eval-episodes", str(FINAL_EPISODES)]
-    if not (folder / "summary.json").exists():
-        arguments = ["--resume", str(folder)] if (folder / "config.json").exists() else begin
-        subprocess.run([sys.executable, pair.file, *arguments], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return folder
+MAX_SEEDS = 20
+COLUMNS = ("row", "seed", "here", "gymnasium")
 
 
 def export(run: Path, seed: int, file: Path) -> None:
@@ -55,31 +44,34 @@ def export(run: Path, seed: int, file: Path) -> None:
 
 def play(env: str, seed: int, file: Path) -> float:
     """Mean return of a seed's policy in Gymnasium; each seed plays other episodes."""
-    command = [sys.executable, ROOT / "runner" / "export" / "play.py", file, "--gymnasium", env]
+    command = [sys.executable, ROOT / "runner" / "export" / "play.py", file, "--gymnasium", env.rpartition("/")[2]]
     command += ["--episodes", str(FINAL_EPISODES), "--seed", str(FINAL_EPISODES * seed)]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    # In the file's folder, since MuJoCo writes MUJOCO_LOG.TXT into the current one.
+    result = subprocess.run(command, check=True, capture_output=True, text=True, cwd=file.parent)
     return float(re.search(r"mean (\S+),", result.stdout)[1])
 
 
 def scores(pair: Pair, out: Path) -> list[dict[str, str]]:
     """A row of the file for each seed."""
-    run = trained(pair, out)
-    ours = read(run / "summary.json")["eval_episode_return"]["per_seed"]
+    run = folder_of(pair, out)
+    if not (run / "timing.json").exists():
+        train(pair, out)
+    ours = read(run / "summary.json")["eval_episode_return"]["per_seed"][:MAX_SEEDS]
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
         files = [Path(name, f"{seed}.onnx") for seed in range(len(ours))]
         for seed, file in enumerate(files):
             export(run, seed, file)
         theirs = list(pool.map(lambda seed: play(pair.env, seed, files[seed]), range(len(ours))))
     rows = enumerate(zip(ours, theirs, strict=True))
-    return [{"row": pair.name, "seed": seed, "gymnax": f"{a:.2f}", "gymnasium": f"{b:.2f}"} for seed, (a, b) in rows]
+    return [{"row": pair.name, "seed": seed, "here": f"{a:.2f}", "gymnasium": f"{b:.2f}"} for seed, (a, b) in rows]
 
 
 def table(rows: list[dict[str, str]]) -> list[str]:
     """The table in Markdown, a line for each row of RESULTS.md."""
-    titles = ("policies", "IQM in gymnax", "IQM in Gymnasium", "difference", "P(gymnax > Gymnasium)")
+    titles = ("policies", "IQM here", "IQM in Gymnasium", "difference", "P(here > Gymnasium)")
     lines = []
     for name in PAIRS:
-        pairs = [(float(row["gymnax"]), float(row["gymnasium"])) for row in rows if row["row"] == name]
+        pairs = [(float(row["here"]), float(row["gymnasium"])) for row in rows if row["row"] == name]
         if pairs:
             ours, theirs = np.array(pairs).T
             low, high = bootstrap_interval([ours - theirs], np.mean)

@@ -39,11 +39,15 @@ def pairs_to_train(only: list[str], gpu: bool) -> list[Pair]:
     return [pair for pair in pairs if pair.name in only or (not only and not pair.path.exists())]
 
 
+def folder_of(pair: Pair, out: Path) -> Path:
+    """The folder of a pair's run."""
+    changes = [f"{field}-{value}" for field, value in pair.changes]
+    return out / pair.script / pair.env / "-".join(filter(None, ["results", pair.preset, *changes]))
+
+
 def train(pair: Pair, out: Path) -> dict[str, Any]:
     """Train a pair, or continue it, and return what its raw file says."""
-    changes = [f"{field}-{value}" for field, value in pair.changes]
-    name = "-".join(filter(None, ["results", pair.preset, *changes]))
-    folder = out / pair.script / pair.env / name
+    folder = folder_of(pair, out)
     train_command = [*pair.command, "--env", pair.env, "--num-seeds", str(pair.num_seeds)]
     if pair.preset:
         train_command += ["--preset", pair.preset]
@@ -52,7 +56,7 @@ def train(pair: Pair, out: Path) -> dict[str, Any]:
     record = read(folder / "config.json") if (folder / "config.json").exists() else None
     if record and (record["config"], record["options"]["eval_sampled"]) != (settings(pair), pair.is_sampled):
         sys.exit(f"{folder} was trained with other settings than the preset of today: remove it")
-    begin = [*train_command, "--out", str(out), "--name", name]
+    begin = [*train_command, "--out", str(out), "--name", folder.name]
     if not (folder / "timing.json").exists():
         stopped = (folder / "config.json").exists()
         call([*pair.command, "--resume", str(folder)] if stopped else begin)

@@ -390,7 +390,8 @@ def test_the_benchmark_plays_models_in_gymnasium(undisturbed_ppo, tmp_path, monk
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     scores = importlib.import_module("gymnasium_scores")
     monkeypatch.setattr(scores, "FINAL_EPISODES", 2)
-    monkeypatch.setattr(scores, "trained", lambda *_: undisturbed_ppo)
+    monkeypatch.setattr(scores, "folder_of", lambda *_: undisturbed_ppo)
+    monkeypatch.setattr(scores, "train", lambda *_: None)
     first, second = scores.scores(scores.PAIRS["ppo/CartPole-v1"], tmp_path)
     assert (first["seed"], second["seed"]) == (0, 1)
     assert first["gymnasium"] != second["gymnasium"], "each seed plays other episodes"
