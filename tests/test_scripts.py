@@ -53,6 +53,7 @@ SWEPT = {
         "clip_eps": 1e-4,
         "vf_coef": 0.1,
         "ent_coef": 0.5,
+        "log_std_init": -1.0,
         "reward_scale": 3.0,
     },
     "dqn": {
@@ -262,9 +263,10 @@ def test_float_fields_can_be_swept(script, env):
 
     The first equals the same seed among others, and the last a run alone, to rounding.
     """
-    config, values = config_of(script, env), SWEPT[script]
-    if getattr(config, "normalize_reward", False):  # which excludes reward_scale
-        values = {name: value for name, value in values.items() if name != "reward_scale"}
+    config = config_of(script, env)
+    # normalize_reward excludes reward_scale, and only continuous actions have a standard deviation.
+    without = ["reward_scale"] * getattr(config, "normalize_reward", False) + ["log_std_init"] * (env == DISCRETE)
+    values = {name: value for name, value in SWEPT[script].items() if name not in without}
     defaults = {name: getattr(config, name) for name in values}
     trials = [defaults, *[defaults | {name: value} for name, value in values.items()], values]
     trials = {name: jnp.array([settings[name] for settings in trials]) for name in values}
@@ -281,7 +283,8 @@ def test_float_fields_can_be_swept(script, env):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_float_field_has_a_range(script):
     hints = typing.get_type_hints(importlib.import_module(script).Config, include_extras=True)
-    assert {name for name, hint in hints.items() if hint is float} <= {"target_entropy"}  # it may be negative
+    any_sign = {"target_entropy", "log_std_init"}
+    assert {name for name, hint in hints.items() if hint is float} <= any_sign
 
 
 PPO_CHANGES = {"clip_eps": 0.2, "clip_value": True, "gamma": 0.9, "gae_lambda": 0.7, "anneal_learning_rate": False}
