@@ -112,14 +112,14 @@ def cells(pair: Pair, raw: dict[str, Any], folder: Path) -> dict[str, str]:
 
 
 def restamped(raws: dict[Pair, dict[str, Any]]) -> list[str]:
-    """How many rows were recorded with a program that computes what today's does, and which were not.
+    """How many rows were recorded with a program that computed the same as the last one compared, and which were not.
 
-    A row that was not compared has today's program; where it does not, --stale says so.
+    Rows without a comparison had that program already, or were trained later.
     """
     rows = {pair: raw.get("restamped") for pair, raw in raws.items() if raw["device"].endswith("cpu")}
-    equal, rounded, today = (sum(found == kind for found in rows.values()) for kind in (*EQUAL, None))
+    equal, rounded, same = (sum(found == kind for found in rows.values()) for kind in (*EQUAL, None))
     others = [f"`{pair.name}`" for pair, found in rows.items() if found not in (*EQUAL, None)]
-    counts = f"{equal} rows are bit-equal, {rounded} equal to rounding, {today} recorded with today's program."
+    counts = f"{equal} rows are bit-equal, {rounded} equal to rounding, {same} recorded with it or later."
     return [counts, f"Another program: {', '.join(others) or 'none'}."]
 
 
