@@ -53,7 +53,7 @@ def result_blocks(raws: dict[Pair, dict[str, Any]]) -> dict[str, list[str]]:
     others = {pair: raw for pair, raw in raws.items() if pair not in FAMILIES[GPU]}
     counted = [raw for pair, raw in others.items() if pair.bar is not None or not pair.changes]
     failed = np.concatenate([has_failed(raw) for raw in counted])
-    which = "without the rows of GPU.md and those that change a preset and have no bar"
+    which = "not counting the rows of GPU.md and those that change a preset and have no bar"
     hundreds = with_many_seeds(raws)
     return {slug(family): family_table(family, raws) for family in FAMILIES} | {
         "failed": [f"{failed.sum()} of {len(failed)} seeds have failed, {which}."],
@@ -149,7 +149,7 @@ def option_table(measured: dict[Pair, dict[str, Any]], raws: dict[Pair, dict[str
 
 
 def beside_dqn(raws: dict[Pair, dict[str, Any]]) -> list[str]:
-    """A Markdown table of categorical DQN's rows: each beside that of DQN, of the same env steps and seeds."""
+    """A Markdown table of categorical DQN's rows: each beside that of DQN, of the same env steps."""
     lines, scores = [], ("IQM", "worst seed")
     for pair, raw in raws.items():
         dqn = replace(pair, script="dqn").name
