@@ -127,10 +127,14 @@ def call(command: list[str]) -> None:
 
 def show(pair: Pair, raw: dict[str, Any], recorded: dict[str, Any] | None) -> None:
     """Print the new score, and whether it is within the recorded interval."""
-    new = summarize(np.array(raw["final_episode_return"]))
-    print("{}: IQM {iqm:.1f} ({ci_low:.1f} to {ci_high:.1f}), worst seed {min:.1f}".format(pair.name, **new))
+    new = digits(summarize(np.array(raw["final_episode_return"])))
+    print("{}: IQM {iqm} ({ci_low} to {ci_high}), worst seed {min}".format(pair.name, **new))
     if recorded:
-        old = summarize(np.array(recorded["final_episode_return"]))
+        old = digits(summarize(np.array(recorded["final_episode_return"])))
         within = "within" if old["ci_low"] <= new["iqm"] <= old["ci_high"] else "OUTSIDE"
-        text = "recorded: IQM {iqm:.1f}; the new one is {} its interval of {ci_low:.1f} to {ci_high:.1f}"
-        print(text.format(within, **old))
+        print("recorded: IQM {iqm}; the new one is {} its interval of {ci_low} to {ci_high}".format(within, **old))
+
+
+def digits(summary: dict[str, float]) -> dict[str, float]:
+    """Four digits of each number: those behind them differ with the order of a sum."""
+    return {name: float(f"{x:.4g}") for name, x in summary.items()}

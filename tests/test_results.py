@@ -264,6 +264,13 @@ def test_a_process_of_its_own():
     assert training.in_a_process(eval, "__import__('os').getpid()") != os.getpid()
 
 
+@pytest.mark.parametrize(("score", "within"), [(0.99, "within"), (0.991, "OUTSIDE")])
+def test_a_new_training_is_compared_with_the_recorded_interval(capsys, score, within):
+    """A hundred seeds of one score have an IQM that differs from that of twenty in its last digit."""
+    training.show(rows.PAIRS[0], {"final_episode_return": [score] * 100}, {"final_episode_return": [0.99] * 20})
+    assert f"{within} its interval of 0.99 to 0.99" in capsys.readouterr().out
+
+
 def test_training_that_was_stopped_is_not_timed(catch, tmp_path):
     """A command times what it trained itself."""
     pair, folder = catch
