@@ -109,7 +109,7 @@ def test_a_raw_file_is_whole(pair):
     assert raw["eval_env_steps"] == sorted(set(raw["eval_env_steps"])), "env steps grow"
     assert np.isfinite(curves).all()
     assert np.isfinite(scores).all()
-    trained = pair.num_seeds * raw["eval_env_steps"][-1]
+    trained = pair.num_seeds * (raw["eval_env_steps"][-1] - raw["config"].get("learning_starts", 0))
     assert raw["timing"].get("env_steps_trained", trained) > 0.9 * trained, "all of what is trained is timed"
     spread = np.ptp(curves) + 1e-9
     assert abs(iqm(curves[:, -1]) - iqm(scores)) < 0.25 * spread, "the last evaluations are of the same policies"
