@@ -138,6 +138,16 @@ def test_twin_critics_start_different():
         assert (kernel[0] != kernel[1]).any()
 
 
+def test_the_actor_of_td3_starts_neither_at_rest_nor_at_the_bounds():
+    """At rest MuJoCo's Ant stands still, which pays, and does not learn to walk."""
+    torso = partial(td3.Torso, hidden_sizes=(256, 256), activation="relu", layer_norm=False)
+    actor, obs = td3.Actor(8, torso), jax.random.normal(jax.random.key(1), (1000, 27))
+    actions = actor.apply(actor.init(jax.random.key(0), obs), obs)
+    spread = np.asarray(actions).std(axis=0)
+    assert (spread > 0.05).all()
+    assert (spread < 0.5).all()
+
+
 def count(opt_state):
     """Adam's own count of updates."""
     return int(next(x for x in jax.tree.leaves(opt_state) if x.dtype == jnp.int32 and x.ndim == 0))
