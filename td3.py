@@ -129,7 +129,7 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
         x = self.torso()(actor_obs(obs).astype(jnp.float32))
-        x = nn.Dense(self.action_dim, kernel_init=orthogonal(0.5))(x)
+        x = nn.Dense(self.action_dim, kernel_init=orthogonal(0.5))(x)  # 0.01 begins at rest
         return nn.tanh(x)  # [..., action_dim]
 
 
