@@ -51,9 +51,9 @@ def filled(page: Path, blocks: dict[str, list[str]]) -> str:
 def result_blocks(raws: dict[Pair, dict[str, Any]]) -> dict[str, list[str]]:
     """The generated blocks of RESULTS.md and GPU.md, by the names in their comments."""
     others = {pair: raw for pair, raw in raws.items() if pair not in FAMILIES[GPU]}
-    counted = [raw for pair, raw in others.items() if pair.bar is not None or not pair.changes]
-    failed = np.concatenate([has_failed(raw) for raw in counted])
-    which = "not counting the rows of GPU.md and those that change a preset and have no bar"
+    counted = [pair for pair in others if not pair.changes or pair.bar is not None or pair.published != "none"]
+    failed = np.concatenate([has_failed(others[pair]) for pair in counted])
+    which = "not counting the rows of GPU.md and those that change a preset and have neither a bar nor a public number"
     hundreds = with_many_seeds(raws)
     return {slug(family): family_table(family, raws) for family in FAMILIES} | {
         "failed": [f"{failed.sum()} of {len(failed)} seeds have failed, {which}."],
@@ -120,7 +120,7 @@ def restamped(raws: dict[Pair, dict[str, Any]]) -> list[str]:
     equal, rounded, same = (sum(found == kind for found in rows.values()) for kind in (*EQUAL, None))
     others = [f"`{pair.name}`" for pair, found in rows.items() if found not in (*EQUAL, None)]
     counts = f"{equal} rows are bit-equal, {rounded} equal to rounding, {same} recorded with it or later."
-    return [counts, f"Another program: {', '.join(others) or 'none'}."]
+    return [counts, f"Another program than the one compared: {', '.join(others) or 'none'}."]
 
 
 def achievement_table(measured: dict[Pair, dict[str, Any]]) -> list[str]:
